@@ -254,7 +254,7 @@ def _plain(layer: ConvLayer) -> ConvLayer:
 def _direct(layer: ConvLayer, device: Device) -> tuple[Algorithm[Any], Params]:
     """The first candidate in the device's table of an algorithm that takes every layer, if it can run here."""
     for algorithm in registry.algorithms(device):
-        if algorithm.takes_all:
+        if algorithm.takes_all and not algorithm.unsupported(layer):
             for params in algorithm.candidates(layer, device):
                 if not algorithm.why_not(layer, device, params):
                     return algorithm, params

@@ -68,7 +68,7 @@ run = functools.partial(check_candidate, ALGORITHM)
 
 def chosen(layer: ConvLayer, device: CPU = DEVICE) -> Iterator[Params]:
     """The candidates that can run."""
-    return (params for params in ALGORITHM.candidates(layer, device) if not ALGORITHM.why_not(layer, device, params))
+    return (c.params for c in ALGORITHM.all(layer, device) if not ALGORITHM.why_not(layer, device, c.params))
 
 
 FITTING = [name for name in EDGES if any(True for _ in chosen(edge(name)))]

@@ -9,7 +9,7 @@ components of the filter, dilated ones into output residue classes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from autoconv.algorithm import Params
@@ -101,10 +101,7 @@ class TiledFFT(TransformAlgorithm[FourierTiling]):
             reasons.append(f"filter: expected to fit tiles of {LENGTHS[-1]}x{LENGTHS[-1]}, got {layer.R}x{layer.S}")
         return reasons
 
-    def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return () if self.unsupported(layer) else self._grid(layer, device)
-
-    def _grid(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
+    def candidates(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
         """Sizes by chunks of up to `MOST_TILES` tiles, of each thread's own or in batches that the LLC holds."""
         for one in _pairs(self.tiling, layer, device):
             for rows in parts(one.tile_rows, MOST_TILES // one.columns.tiles):

@@ -69,18 +69,13 @@ class Gemm(GeneratedAlgorithm):
     exact = True
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        if self._outside(layer):
-            return []
         streams = [nt for nt in (0, 1) if not (nt and streaming_refusals(layer, device))]
         grid = itertools.product(register_tiles(device.instruction_set), _ranges(layer), streams)
         return [{"TK": TK, "NV": NV, "BC": BC, "nt": nt} for (NV, TK), BC, nt in grid]
 
     def unsupported(self, layer: ConvLayer) -> list[str]:
-        return super().unsupported(layer) or self._outside(layer)
-
-    def _outside(self, layer: ConvLayer) -> list[str]:
-        """What is against all parameters."""
-        reasons = []
+        if reasons := super().unsupported(layer):
+            return reasons
         R, S, C, K = layer.R, layer.S, layer.C // layer.groups, layer.K // layer.groups
         if layer.direction == "dgrad" and (R, S, layer.stride, layer.padding) != (1, 1, (1, 1), ((0, 0), (0, 0))):
             reasons.append(

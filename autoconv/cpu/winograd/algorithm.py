@@ -82,14 +82,11 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
     def unsupported(self, layer: ConvLayer) -> list[str]:
         return super().unsupported(layer) or single_channels(layer) + unfit(layer, MOST_CORRELATIONS)
 
-    def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return () if self.unsupported(layer) else self._grid(layer, device)
-
     def worth_listing(self, tiling: WinogradTiling) -> bool:
         """Whether candidates that cut a layer into such tiles are any use, however tiles are cut into chunks."""
         return True
 
-    def _grid(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
+    def candidates(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
         """Sizes by chunks of up to `MOST_TILES` tiles, of each thread's own or in batches that the LLC holds."""
         main = max(correlations(layer), key=lambda c: c.macs)
         square = main.rows == main.columns  # of a size and its mirror image one is enough

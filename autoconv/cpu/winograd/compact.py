@@ -210,10 +210,10 @@ class WinogradCompact(Winograd):
     def worth_listing(self, tiling: WinogradTiling) -> bool:
         return tiling.tile_rows * tiling.columns.tiles <= MOST_TILES
 
-    def _grid(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
+    def candidates(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
         """Chunks of some tiles of few; pieces whose taps and rows of points fit into the first cache together."""
         main = max(correlations(layer), key=lambda c: c.macs)
-        for params in super()._grid(layer, device):
+        for params in super().candidates(layer, device):
             tiling = self.tiling(layer, device, main, outputs(params), int(params["rows"]), int(params["coop"]))
             if tiling.chunk_tiles < FEWEST_TILES:
                 continue

@@ -8,7 +8,7 @@ same decomposition serves strides, dilation and large filters.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from autoconv.accuracy import bound_for
 from autoconv.algorithm import Params
@@ -53,17 +53,6 @@ def tiling_of(layer: ConvLayer, device: CPU, params: Params) -> WgradTiling:
     return _tiling(layer, device, outputs(params), int(params["rows"]), int(params["slices"]))
 
 
-def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
-    """Sizes of tiles by chunks by slices, of which there are as many as make tasks enough for the threads, or fewer."""
-    c = _forward(layer)
-    for m in itertools.product(sizes(c.rows), sizes(c.columns)):
-        one = _tiling(layer, device, m, 1, 1).forward
-        for rows in parts(one.tile_rows, MOST_TILES // one.columns.tiles):
-            most = _tiling(layer, device, m, rows, 0).slices
-            for slices in reversed(steps(most)):
-                yield {"m": f"{m[0]}x{m[1]}", "rows": rows, "slices": slices}
-
-
 class WinogradWgrad(GeneratedAlgorithm):
     """Tiles of `m` pixels of dy; chunks of `rows` of tiles; `slices` of chunks with sums of their own."""
 
@@ -75,8 +64,15 @@ class WinogradWgrad(GeneratedAlgorithm):
     def unsupported(self, layer: ConvLayer) -> list[str]:
         return super().unsupported(layer) or single_channels(layer) + unfit(layer.replace(direction="fwd"), 1)
 
-    def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return () if self.unsupported(layer) else _grid(layer, device)
+    def candidates(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
+        """Sizes of tiles by chunks by slices: as many of these as make tasks enough for the threads, or fewer."""
+        c = _forward(layer)
+        for m in itertools.product(sizes(c.rows), sizes(c.columns)):
+            one = _tiling(layer, device, m, 1, 1).forward
+            for rows in parts(one.tile_rows, MOST_TILES // one.columns.tiles):
+                most = _tiling(layer, device, m, rows, 0).slices
+                for slices in reversed(steps(most)):
+                    yield {"m": f"{m[0]}x{m[1]}", "rows": rows, "slices": slices}
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         forward = tiling_of(layer, device, params).forward
