@@ -68,22 +68,27 @@ class Depthwise(GeneratedAlgorithm):
     groupings = ("depthwise",)
     exact = True
 
+    def unsupported(self, layer: ConvLayer) -> list[str]:
+        if reasons := super().unsupported(layer):
+            return reasons
+        if layer.layout == "NCHW" and layer.K // layer.C > MOST_FILTERS:
+            reasons.append(f"K={layer.K}: expected at most {MOST_FILTERS} filters for each of C={layer.C} channels")
+        if layer.layout == "NHWC" and layer.K != layer.C:
+            reasons.append(f"K={layer.K}: in NHWC, expected as many filters as the C={layer.C} channels")
+        if layer.layout == "NHWC" and layer.S > MOST_COLUMNS:
+            reasons.append(f"S={layer.S}: in NHWC, expected at most {MOST_COLUMNS} taps in a row")
+        return reasons + (strides_too_wide(layer) if layer.layout == "NCHW" else [])
+
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         streams = [nt for nt in (0, 1) if not (nt and streaming_refusals(layer, device))]
         return [{**tile, "nt": nt} for tile in _tiles(layer, device) for nt in streams]
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = strides_too_wide(layer) if layer.layout == "NCHW" else []
+        reasons = []
         allowed = [text_of(tile) for tile in _tiles(layer, device)]
         given = text_of({name: value for name, value in params.items() if name != "nt"})
         if given not in allowed:
             reasons.append(f"{given}: expected {' or '.join(allowed)} for {layer.layout}")
-        if layer.layout == "NHWC" and layer.K != layer.C:
-            reasons.append(f"K={layer.K}: in NHWC, expected as many filters as the C={layer.C} channels")
-        elif layer.K // layer.C > MOST_FILTERS:
-            reasons.append(f"K={layer.K}: expected at most {MOST_FILTERS} filters for each of C={layer.C} channels")
-        if layer.layout == "NHWC" and layer.S > MOST_COLUMNS:
-            reasons.append(f"S={layer.S}: in NHWC, expected at most {MOST_COLUMNS} taps in a row")
         if params["nt"]:
             reasons += streaming_refusals(layer, device)
             if layer.layout == "NHWC" and layer.C * layer.itemsize % VECTOR_BYTES[device.instruction_set]:

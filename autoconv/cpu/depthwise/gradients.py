@@ -190,18 +190,22 @@ class DepthwiseWgrad(GeneratedAlgorithm):
     groupings = ("depthwise",)
     exact = True
 
-    def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return [{"TP": TP} for TP in HEIGHTS]
-
-    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = strides_too_wide(layer)
+    def unsupported(self, layer: ConvLayer) -> list[str]:
+        if reasons := super().unsupported(layer):
+            return reasons
         if layer.S > MOST_COLUMNS:
             reasons.append(f"S={layer.S}: expected at most {MOST_COLUMNS} taps in a row, whose sums are in registers")
         if (taps := layer.R * layer.S) > MOST_TAPS:
             reasons.append(f"R={layer.R}, S={layer.S}: expected at most {MOST_TAPS} taps, written out, got {taps}")
+        return reasons + strides_too_wide(layer)
+
+    def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
+        return [{"TP": TP} for TP in HEIGHTS]
+
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         if params["TP"] not in HEIGHTS:
-            reasons.append(f"TP={params['TP']}: expected {' or '.join(map(str, HEIGHTS))}")
-        return reasons
+            return [f"TP={params['TP']}: expected {' or '.join(map(str, HEIGHTS))}"]
+        return []
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
         slices = _slices(layer, device)

@@ -39,12 +39,14 @@ class DepthwiseInPlace(GeneratedAlgorithm):
         return [{**tile, "nt": nt} for tile in _tiles(layer, device) for nt in streams]
 
     def unsupported(self, layer: ConvLayer) -> list[str]:
-        return super().unsupported(layer) or _several(layer)
-
-    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = strides_too_wide(layer)
+        if reasons := super().unsupported(layer) or _several(layer):
+            return reasons
         if layer.R * layer.S > UNROLLED_TAPS:
             reasons.append(f"filters: expected at most {UNROLLED_TAPS} taps, written out, got {layer.R * layer.S}")
+        return reasons + strides_too_wide(layer)
+
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
+        reasons = []
         tile = {name: value for name, value in params.items() if name != "nt"}
         if tile not in (allowed := _tiles(layer, device)):
             reasons.append(f"{text_of(tile)}: expected {' or '.join(map(text_of, allowed))}")

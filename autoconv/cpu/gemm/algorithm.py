@@ -89,10 +89,10 @@ class Gemm(GeneratedAlgorithm):
             )
         if R * S > MOST_TAPS:
             reasons.append(f"R={R}, S={S}: expected at most {MOST_TAPS} taps, which are written out, got {R * S}")
-        return reasons
+        return reasons + strides_too_wide(layer)
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = strides_too_wide(layer)
+        reasons = []
         if (params["NV"], params["TK"]) not in (tiles := register_tiles(device.instruction_set)):
             allowed = " or ".join(f"TK={TK},NV={NV}" for NV, TK in tiles)
             reasons.append(f"TK={params['TK']},NV={params['NV']}: expected {allowed}")

@@ -42,6 +42,13 @@ class Int8Depthwise(GeneratedAlgorithm):
     exact = True
     skips_padding = True
 
+    def unsupported(self, layer: ConvLayer) -> list[str]:
+        if reasons := super().unsupported(layer):
+            return reasons
+        if layer.layout == "NHWC" and layer.K != layer.C:
+            reasons.append(f"K={layer.K}: in NHWC, expected as many filters as the C={layer.C} channels")
+        return reasons + (strides_too_wide(layer) if layer.layout == "NCHW" else [])
+
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         product = vector_products(device.instruction_set)[0]
         shared = _panel(layer, device, {"product": product, "TP": 1, "NV": 1}).shared
@@ -56,14 +63,12 @@ class Int8Depthwise(GeneratedAlgorithm):
         return found.values()
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = strides_too_wide(layer) if layer.layout == "NCHW" else []
+        reasons = []
         if params["product"] not in (able := vector_products(device.instruction_set)):
             reasons.append(f"product={params['product']}: expected {' or '.join(able)}, as this process may use")
         given = {name: params[name] for name in ("TP", "NV")}
         wrong = [name for name, value in given.items() if not isinstance(value, int) or not 0 < value <= MOST]
         reasons += [f"{name}={given[name]}: expected an integer from 1 to {MOST}" for name in wrong]
-        if layer.layout == "NHWC" and layer.K != layer.C:
-            reasons.append(f"K={layer.K}: in NHWC, expected as many filters as the C={layer.C} channels")
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:

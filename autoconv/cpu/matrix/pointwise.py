@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from autoconv.algorithm import Params
-from autoconv.cpu.device import CPU
 from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3
 from autoconv.cpu.matrix.pointwise_kernels import PointwisePanel, emit
 from autoconv.layer import ConvLayer
@@ -23,8 +21,9 @@ class MatrixPointwise(Matrix):
     panel = PointwisePanel
     transposes = False
 
-    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = super().refusals(layer, device, params)
+    def unsupported(self, layer: ConvLayer) -> list[str]:
+        if reasons := super().unsupported(layer):
+            return reasons
         if (layer.R, layer.S) != (1, 1) or layer.padding != ((0, 0), (0, 0)):
             got = f"{layer.R}x{layer.S} with {layer.padding}"
             reasons.append(f"R, S and padding: expected a filter of 1x1 without padding, got {got}")
