@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoconv.errors import RecordError
 
 _CANDIDATE = re.compile(r"(?P<algorithm>[a-z][a-z0-9_.]*)(\[(?P<params>[A-Za-z0-9_=,.x-]+)\])?")
+
+
+def text_of(params: Mapping[str, int | str]) -> str:
+    """Parameters as a candidate's name has them.
+
+    >>> text_of({"TK": 16, "filters": "packed"})
+    'TK=16,filters=packed'
+    """
+    return ",".join(f"{name}={value}" for name, value in params.items())
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,11 @@ def streaming_refusals(layer: ConvLayer, device: CPU) -> list[str]:
     return reasons
 
 
+def nt_values(layer: ConvLayer, device: CPU) -> list[int]:
+    """Of the parameter `nt` that a layer's candidates may have: 1 stores past the caches."""
+    return [0] if streaming_refusals(layer, device) else [0, 1]
+
+
 def stream(k: Function, source: Value, out: Value, count: Value) -> None:
     """Copy so many elements, whole cache lines past the caches; what sticks out at the ends, as usual.
 

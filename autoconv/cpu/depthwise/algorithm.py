@@ -11,20 +11,20 @@ import math
 from collections.abc import Iterable
 
 from autoconv.algorithm import Params
+from autoconv.common.candidate import text_of
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES, VECTOR_REGISTERS
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
 from autoconv.cpu.common.grid import steps
 from autoconv.cpu.common.panel import strides_too_wide
-from autoconv.cpu.common.streaming import streaming_refusals
+from autoconv.cpu.common.streaming import nt_values, streaming_refusals
 from autoconv.cpu.depthwise import kernels, kernels_nhwc
 from autoconv.cpu.depthwise.geometry import (
     ChannelBlocking,
     RowBlocking,
     broken_lines,
     packed_elements,
-    text_of,
     tiling_of,
     workspace_bytes,
 )
@@ -80,8 +80,7 @@ class Depthwise(GeneratedAlgorithm):
         return reasons + (strides_too_wide(layer) if layer.layout == "NCHW" else [])
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        streams = [nt for nt in (0, 1) if not (nt and streaming_refusals(layer, device))]
-        return [{**tile, "nt": nt} for tile in _tiles(layer, device) for nt in streams]
+        return [{**tile, "nt": nt} for tile in _tiles(layer, device) for nt in nt_values(layer, device)]
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = []

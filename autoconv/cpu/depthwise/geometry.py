@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from autoconv.algorithm import Params
+from autoconv.common.candidate import text_of
 from autoconv.cpu.codegen.ir import DTYPES, LINE, VECTOR_BYTES, widened
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.common.panel import PanelRow, Segment, in_lines, segments_of
@@ -154,11 +155,6 @@ def workspace_bytes(instruction_set: str, layer: ConvLayer, blocking: RowBlockin
 def planes_of_task(planes: int, threads: int) -> int:
     """Planes that a task computes, where tasks are of whole planes."""
     return max(1, min(MOST_PLANES, planes // (TASKS * threads)))
-
-
-def text_of(params: Params) -> str:
-    """Parameters as a candidate's name has them."""
-    return ",".join(f"{name}={value}" for name, value in params.items())
 
 
 def broken_lines(layer: ConvLayer, params: Params) -> list[str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from autoconv.algorithm import Params
+from autoconv.common.candidate import text_of
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES, VECTOR_REGISTERS
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
@@ -13,8 +14,8 @@ from autoconv.cpu.common.correlation import correlation_count, correlations
 from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
 from autoconv.cpu.common.grid import parts
 from autoconv.cpu.common.panel import strides_too_wide
-from autoconv.cpu.common.streaming import streaming_refusals
-from autoconv.cpu.depthwise.geometry import UNROLLED_TAPS, broken_lines, text_of
+from autoconv.cpu.common.streaming import nt_values, streaming_refusals
+from autoconv.cpu.depthwise.geometry import UNROLLED_TAPS, broken_lines
 from autoconv.cpu.depthwise.kernels_inplace import InPlaceBlocking, emit, own_elements
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
@@ -35,8 +36,7 @@ class DepthwiseInPlace(GeneratedAlgorithm):
     exact = True
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        streams = [nt for nt in (0, 1) if not (nt and streaming_refusals(layer, device))]
-        return [{**tile, "nt": nt} for tile in _tiles(layer, device) for nt in streams]
+        return [{**tile, "nt": nt} for tile in _tiles(layer, device) for nt in nt_values(layer, device)]
 
     def unsupported(self, layer: ConvLayer) -> list[str]:
         if reasons := super().unsupported(layer) or _several(layer):

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from autoconv.algorithm import Params
+from autoconv.common.candidate import text_of
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, Module
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
@@ -77,8 +78,7 @@ class Direct(GeneratedAlgorithm):
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         if frozenset(params.items()) in _listed(layer, device):
             return [] if layer.direction == "wgrad" else self._too_much(layer, device, params)
-        given = ",".join(f"{name}={value}" for name, value in params.items())
-        return [f"{given}: expected parameters among those that are listed for such a layer"]
+        return [f"{text_of(params)}: expected parameters among those that are listed for such a layer"]
 
     def _too_much(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         """What is against parameters of the grid."""
@@ -86,7 +86,7 @@ class Direct(GeneratedAlgorithm):
         if BC < 1 or (BC < C and BC % MULTIPLE):
             return [f"BC={BC}: expected {C}, or fewer channels in multiples of {MULTIPLE}"]
         if (count := unrolled(layer, device, params)) > MOST_UNROLLED:
-            tile = ",".join(f"{name}={params[name]}" for name in ("TK", "TP", "TQ"))
+            tile = text_of({name: params[name] for name in ("TK", "TP", "TQ")})
             return [f"{tile}: expected at most {MOST_UNROLLED} multiply-adds in the unrolled program, got {count}"]
         return []
 

@@ -20,7 +20,7 @@ from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
 from autoconv.cpu.common.grid import parts, register_tiles
 from autoconv.cpu.common.panel import strides_too_wide
-from autoconv.cpu.common.streaming import streaming_refusals
+from autoconv.cpu.common.streaming import nt_values, streaming_refusals
 from autoconv.cpu.common.sums import channels_of_sum, sums_of
 from autoconv.cpu.device import CPU
 from autoconv.cpu.gemm.geometry import (
@@ -69,8 +69,7 @@ class Gemm(GeneratedAlgorithm):
     exact = True
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        streams = [nt for nt in (0, 1) if not (nt and streaming_refusals(layer, device))]
-        grid = itertools.product(register_tiles(device.instruction_set), _ranges(layer), streams)
+        grid = itertools.product(register_tiles(device.instruction_set), _ranges(layer), nt_values(layer, device))
         return [{"TK": TK, "NV": NV, "BC": BC, "nt": nt} for (NV, TK), BC, nt in grid]
 
     def unsupported(self, layer: ConvLayer) -> list[str]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from autoconv.algorithm import Params
+from autoconv.common.candidate import text_of
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.common.algorithm import Emitter, GeneratedAlgorithm
@@ -89,7 +90,7 @@ class GemmPacked(GeneratedAlgorithm):
                 allowed = sorted({cut[name] for cut in grid})
                 if params[name] not in allowed:
                     reasons.append(f"{name}={params[name]}: expected {' or '.join(map(str, allowed))}")
-            given = ",".join(f"{name}={value}" for name, value in params.items())
+            given = text_of(params)
             reasons = reasons or [f"{given}: expected sums that fill the registers and a task's buffer, and no more"]
         return reasons
 
