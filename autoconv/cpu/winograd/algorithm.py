@@ -64,7 +64,7 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
     cuts: ClassVar[tuple[str, ...]] = ("rows", "coop")  # parameters of how tiles are cut into chunks
 
     def tiling(
-        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int, *more: int
+        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], *, rows: int, coop: int
     ) -> WinogradTiling:
         """How one correlation of a layer is cut."""
         how = c, device.instruction_set, layer.accumulator.itemsize, device.threads, m, rows, coop
@@ -73,7 +73,8 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
 
     def tilings(self, layer: ConvLayer, device: CPU, params: Params) -> tuple[WinogradTiling, ...]:
         """How each of them is."""
-        return _tilings(self.tiling, layer, device, outputs(params), *(int(params[name]) for name in self.cuts))
+        cuts = {name: int(params[name]) for name in self.cuts}
+        return _tilings(self.tiling, layer, device, outputs(params), **cuts)
 
     def sizes(self, axis: CorrelationAxis) -> Sequence[int]:
         """Sizes of tiles worth trying along an axis."""
@@ -93,11 +94,11 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
         for m in itertools.product(self.sizes(main.rows), self.sizes(main.columns)):
             if square and m[0] > m[1]:
                 continue
-            one = self.tiling(layer, device, main, m, 1, 0)
+            one = self.tiling(layer, device, main, m, rows=1, coop=0)
             if not self.worth_listing(one):
                 continue
             for rows in parts(one.tile_rows, MOST_TILES // one.columns.tiles):
-                tiling = self.tiling(layer, device, main, m, rows, 0)
+                tiling = self.tiling(layer, device, main, m, rows=rows, coop=0)
                 most = device.machine.caches[2] // (tiling.v_size * tiling.itemsize)
                 for coop in (0, *batches(max(1, min(tiling.chunks, most)))):
                     yield {"m": f"{m[0]}x{m[1]}", "rows": rows, "coop": coop}
@@ -126,6 +127,6 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
 
 @cached_for_model(16)  # what is asked of one candidate of a grid comes together
 def _tilings(
-    cut: Callable[..., WinogradTiling], layer: ConvLayer, device: CPU, m: tuple[int, int], *more: int
+    cut: Callable[..., WinogradTiling], layer: ConvLayer, device: CPU, m: tuple[int, int], **cuts: int
 ) -> tuple[WinogradTiling, ...]:
-    return tuple(cut(layer, device, c, m, *more) for c in correlations(layer))
+    return tuple(cut(layer, device, c, m, **cuts) for c in correlations(layer))

@@ -202,10 +202,18 @@ class WinogradCompact(Winograd):
     cuts: ClassVar[tuple[str, ...]] = ("rows", "coop", "terms")
 
     def tiling(
-        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int, *more: int
+        self,
+        layer: ConvLayer,
+        device: CPU,
+        c: Correlation,
+        m: tuple[int, int],
+        *,
+        rows: int,
+        coop: int,
+        terms: int = WINOGRAD_TERMS,
     ) -> CompactTiling:
         where = device.instruction_set, layer.accumulator.itemsize, device.threads
-        return CompactTiling(c, *where, m, rows, coop, *(more or (WINOGRAD_TERMS,)))
+        return CompactTiling(c, *where, m, rows, coop, terms)
 
     def worth_listing(self, tiling: WinogradTiling) -> bool:
         return tiling.tile_rows * tiling.columns.tiles <= MOST_TILES
@@ -214,7 +222,8 @@ class WinogradCompact(Winograd):
         """Chunks of some tiles of few; pieces whose taps and rows of points fit into the first cache together."""
         main = max(correlations(layer), key=lambda c: c.macs)
         for params in super().candidates(layer, device):
-            tiling = self.tiling(layer, device, main, outputs(params), int(params["rows"]), int(params["coop"]))
+            rows, coop = int(params["rows"]), int(params["coop"])
+            tiling = self.tiling(layer, device, main, outputs(params), rows=rows, coop=coop)
             if tiling.chunk_tiles < FEWEST_TILES:
                 continue
             term = tiling.itemsize * (tiling.taps + tiling.columns.tile * tiling.TK)

@@ -63,7 +63,7 @@ class WinogradMatrix(TileAlgorithm, Winograd):
     products: ClassVar[dict[str, int]] = {"float32": 6}
 
     def tiling(
-        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int, *more: int
+        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], *, rows: int, coop: int
     ) -> WinogradMatrixTiling:
         where, unit = (device.instruction_set, layer.accumulator.itemsize, device.threads), device.matrix_unit or ""
         return WinogradMatrixTiling(c, *where, m, rows, coop, unit, self.products[layer.dtype])
