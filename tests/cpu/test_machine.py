@@ -9,10 +9,15 @@ import pytest
 from machines import CURVED, MACHINE
 
 from autoconv.cli.info import _machine_lines
+from autoconv.cpu.codegen import ir
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine.curve import Curve, levels
 from autoconv.cpu.machine.model import LINE, Machine
 from autoconv.errors import PlanError, RecordError
+
+
+def test_a_line_is_as_long_as_in_kernels() -> None:
+    assert ir.LINE == LINE
 
 
 def test_jumps_are_as_slow_as_they_were_measured() -> None:

@@ -9,7 +9,7 @@ import pytest
 import vectors
 
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Module
+from autoconv.cpu.codegen.ir import DTYPES, LINE, VECTOR_BYTES, Module
 from autoconv.cpu.codegen.words import CHANNELS, vector_products
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine import probes
@@ -83,18 +83,19 @@ class TestProbesOfMemory:
             assert out[0] == expected
 
     def test_jumps_go_to_any_line_of_a_thread_s_range_and_to_none_beyond(self, instruction_set: str) -> None:
-        number, rounds = 128 * probes.LINE, 1 << 12
+        line = LINE // 8
+        number, rounds = 128 * line, 1 << 12
         a = np.zeros(2 * number, np.int64)
         a[number:] = 1 << 62
-        places = np.arange(number // probes.LINE)
-        a[places * probes.LINE] = 1 << places % 61  # in every line its first number
+        places = np.arange(number // line)
+        a[places * line] = 1 << places % 61  # in every line its first number
         states = np.random.default_rng(0).integers(1 << 62, size=probes.JUMPS).astype(np.uint64)
         out = np.zeros(2 * probes.JUMPS, np.int64)
         out[: probes.JUMPS] = states
         drawn = set()
         for _ in range(rounds // probes.JUMPS):
             states = states * np.uint64(probes.FACTOR_64) + np.uint64(probes.TERM_64)
-            drawn |= set(((states >> np.uint64(32)) % np.uint64(number) // np.uint64(probes.LINE)).tolist())
+            drawn |= set(((states >> np.uint64(32)) % np.uint64(number) // np.uint64(line)).tolist())
         self.run(instruction_set, probes.JUMP, a, out, (1, number, rounds))
         np.testing.assert_array_equal(out[: probes.JUMPS].view(np.uint64), states)  # where the next run goes on
         assert out[probes.JUMPS] == np.bitwise_or.reduce(a[:number])

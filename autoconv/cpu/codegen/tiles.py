@@ -26,6 +26,7 @@ TILE_ROWS = 16
 TILE_ROW_BYTES = 64
 TILE_BYTES = TILE_ROWS * TILE_ROW_BYTES
 WORDS = TILE_ROW_BYTES // 4  # of a row: sums, or pairs of narrow numbers
+TILE_FLOPS = {"bfloat16": 4 * TILE_ROWS * WORDS**2, "int8": 8 * TILE_ROWS * WORDS**2}  # of a product of tiles
 EXPONENT, UPPER, SIGN = 0x7F800000, -(1 << 16), -(1 << 31)
 
 

@@ -10,6 +10,7 @@ from autoconv.common.types import INTEGERS
 from autoconv.cpu import permission
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES, Module
+from autoconv.cpu.codegen.tiles import TILE_ROWS
 from autoconv.cpu.codegen.words import CHANNELS, vector_products
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.estimate import busiest, operands_once, side_by_side
@@ -78,7 +79,7 @@ class Int8(GeneratedAlgorithm):
         machine, panel, vector = device.machine, _panel(layer, device, params), VECTOR_BYTES[device.instruction_set]
         cut = panel.cut
         strips = layer.N * layer.groups * panel.strips
-        outputs = panel.side * 16 if panel.tiles else math.ceil(panel.sums / cut.TP) * cut.TP
+        outputs = panel.side * TILE_ROWS if panel.tiles else math.ceil(panel.sums / cut.TP) * cut.TP
         steps = strips * outputs * panel.filter_blocks * (panel.filter_words - 1)  # words, by TK filters
         if panel.tiles:
             seconds = 2.0 * CHANNELS[cut.product] * steps * cut.TK / machine.tiles(device.matrix_unit or "", "int8")

@@ -16,12 +16,13 @@ from autoconv.algorithm import Array
 from autoconv.cpu import allocator, permission, pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Module
+from autoconv.cpu.codegen.tiles import TILE_FLOPS
 from autoconv.cpu.codegen.words import CHANNELS, vector_products
 from autoconv.cpu.machine import probes
 from autoconv.cpu.machine.curve import Curve, falling, levels
 from autoconv.cpu.machine.effort import FINEST, PEAKS_ONLY, ROUGH, SMALLEST, THOROUGH, Effort
 from autoconv.cpu.machine.model import LINE, Machine
-from autoconv.cpu.machine.pace import MEETINGS, TILE_FLOPS, products, timed
+from autoconv.cpu.machine.pace import MEETINGS, products, timed
 from autoconv.cpu.machine.passes import merged, settled, steady
 from autoconv.cpu.threads import count_cores, processors
 
@@ -196,7 +197,7 @@ class _Session:
         """Loads per second along a chain, in no order, through all cache lines of a working set."""
         rng, points, rate = np.random.default_rng(0), [], RATE / LINE
         for size in sizes:
-            places = 8 * rng.permutation(size // 64)
+            places = LINE // 8 * rng.permutation(size // LINE)
             places = np.append(places[places != 0], 0)  # from 0 through all of them and back
             chain = self.memory[:size].view(np.int64)
             chain[np.roll(places, 1)] = places

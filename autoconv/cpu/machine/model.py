@@ -13,7 +13,7 @@ from autoconv.errors import RecordError
 
 BUSY = 0.05  # share of the processor used by others from which on a measurement is repeated, and marked
 LEVELS = 3  # of caches, before memory
-LINE = 64  # bytes that come together
+LINE = 64  # bytes that come together: `codegen` has it too, which is only loaded where kernels are
 CURVES = ("read_one", "read", "write", "stream", "chase", "jumps")
 LATER = {"jumps"}  # what machines on record from before it was measured lack
 SECONDS = ("call", "barrier", "wake")

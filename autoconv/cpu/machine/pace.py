@@ -12,11 +12,10 @@ import numpy as np
 from autoconv.cpu import allocator, pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, Module
-from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS, WORDS
+from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_FLOPS
 from autoconv.cpu.machine import probes
 
 BURSTS = 5  # of multiply-adds, or of products of tiles, of a fraction of a millisecond each
-TILE_FLOPS = {"bfloat16": 4 * TILE_ROWS * WORDS**2, "int8": 8 * TILE_ROWS * WORDS**2}  # of a product of tiles
 MEETINGS = 25  # of all threads, of which the median counts
 ROUNDS = 1000  # of products of tiles in a burst
 WAKING = 3e-4  # seconds of products in which a unit that has slept for a millisecond comes to its full rate

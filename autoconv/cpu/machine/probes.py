@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, f32, i32, i64, vec
+from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, f32, i32, i64, vec
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROW_BYTES
 from autoconv.cpu.codegen.words import add_products
@@ -21,7 +21,6 @@ PEAK, READ, WRITE, STREAM, CHASE, JUMP = "peak", "read", "write", "stream", "cha
 TRANSFORM, NOTHING, TILES, WORDS = "transform", "nothing", "tiles", "words"
 SUMS = 4  # tiles of sums, each the product of one of two tiles by one of two others
 JUMPS = 4  # series of places that a thread jumps to in turn
-LINE = 8  # numbers of 64 bits, which come together
 FACTOR_64, TERM_64 = 6364136223846793005, 1442695040888963407  # Knuth's MMIX: every number of 64 bits comes in turn
 
 
@@ -156,7 +155,7 @@ def _emit_jump(m: Module) -> None:
     with k.loop(0, k.load(b + 2), JUMPS):
         for state in series:
             state.set(state.get() * FACTOR_64 + TERM_64)
-            seen.set(seen.get() | k.load(source + ((state.get() >> 32) & (number - LINE))))
+            seen.set(seen.get() | k.load(source + ((state.get() >> 32) & (number - LINE // i64.bytes))))
     for n, state in enumerate(series):
         k.store(state.get(), states + n)
     k.store(seen.get(), states + JUMPS)

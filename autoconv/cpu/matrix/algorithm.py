@@ -14,7 +14,7 @@ from typing import ClassVar
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
-from autoconv.cpu.codegen.tiles import TILE_ROWS
+from autoconv.cpu.codegen.tiles import TILE_FLOPS, TILE_ROWS
 from autoconv.cpu.common.algorithm import Emitter
 from autoconv.cpu.common.correlation import flat_correlations
 from autoconv.cpu.common.estimate import operands_once, side_by_side
@@ -103,7 +103,7 @@ class Matrix(TileAlgorithm):
             panel, number = self.panel(c, b), strips(c, b)
             blocks = math.ceil(c.K / FILTERS)
             steps = panel.tiles * filter_tiles(c) * panel.blocks * len(panel.taps)
-            multiplied = 2 * 16 * 16 * DEPTH * b.products * steps * number / rate
+            multiplied = TILE_FLOPS["bfloat16"] * b.products * steps * number / rate
             copied = panel.panel_bytes * number
             turned = self.transposes and c.input.channel != 1
             packed = copied * min(b.chunks, device.threads) * (2 if turned else 1)

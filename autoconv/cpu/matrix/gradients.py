@@ -8,6 +8,7 @@ from typing import ClassVar
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
+from autoconv.cpu.codegen.tiles import TILE_FLOPS
 from autoconv.cpu.common.estimate import operands_once, side_by_side
 from autoconv.cpu.common.tiles.algorithm import TileAlgorithm, with_few_terms
 from autoconv.cpu.common.tiles.products import DEPTH
@@ -62,7 +63,8 @@ class MatrixWgrad(TileAlgorithm):
         filters, channels = cut.tiles
         images, rows, columns = cut.strips
         steps = cut.c.groups * filters * channels * len(cut.taps) * cut.steps
-        multiplied = 2 * 16 * 16 * DEPTH * cut.b.products * steps / machine.tiles(device.matrix_unit or "", "bfloat16")
+        rate = machine.tiles(device.matrix_unit or "", "bfloat16")
+        multiplied = TILE_FLOPS["bfloat16"] * cut.b.products * steps / rate
         packed, vector = cut.places[2], VECTOR_BYTES[device.instruction_set]
         packing = packed / vector / machine.transforms(vector) / machine.threads
         moved = machine.writing(packed, packed / machine.threads) + machine.reading(packed, packed / machine.threads)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autoconv.cpu.codegen.ir import Function, Module, Value, f32
+from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, f32
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.lanes import load_range, store_range
 from autoconv.cpu.operators import TASK_ELEMENTS
-
-LINE = 16  # elements of a cache line
 
 
 def emit(instruction_set: str, matrices: int, rows: int, columns: int) -> Module:
@@ -19,7 +17,8 @@ def emit(instruction_set: str, matrices: int, rows: int, columns: int) -> Module
     """
     m = Module(instruction_set)
     lanes = m.lanes(f32)
-    high, wide = (LINE if extent >= LINE else min(lanes, extent) for extent in (rows, columns))
+    line = LINE // f32.bytes
+    high, wide = (line if extent >= line else min(lanes, extent) for extent in (rows, columns))
     band = max(TASK_ELEMENTS // wide // high, 1) * high
     bands = max(1, rows // band)
     strip = max(1, TASK_ELEMENTS // (min(rows, band) * wide)) * wide

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from autoconv.cpu.codegen.ir import LINE, Function, Value, i16, i32, ptr
-from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS, WORDS
+from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_FLOPS, TILE_ROWS, WORDS
 from autoconv.cpu.common.tiles.products import DEPTH, PRODUCTS, emit_step, parts_of, sums_of
 from autoconv.cpu.common.tiles.split import split, split_pairs
 from autoconv.cpu.machine.model import Machine
@@ -229,4 +229,4 @@ def multiplied(tiling: MatrixTiling, machine: Machine) -> float:
     of_unit = sum(number * math.ceil(rows * tiling.columns.tiles / TILE_ROWS) for number, rows in tiling.chunk_sizes)
     blocks = tiling.correlation.groups * tiling.k_blocks * tiling.filter_tiles
     steps = of_unit * blocks * tiling.points * tiling.steps * tiling.products
-    return 2 * TILE_ROWS * TILE_ROWS * DEPTH * steps * machine.threads / machine.tiles(tiling.matrix_unit, "bfloat16")
+    return TILE_FLOPS["bfloat16"] * steps * machine.threads / machine.tiles(tiling.matrix_unit, "bfloat16")
