@@ -145,3 +145,13 @@ def test_every_reason_is_given() -> None:
         DIRECT, reshaped(H=130, W=130, R=65, S=65, stride=65)
     )
     assert "C=1: expected several channels" in reasons(DIRECT, reshaped(C=1))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_16_bits_are_not_stored_before_their_bias(dtype: str) -> None:
+    """Rounded, or beyond the type's largest, they would be another answer than with bias and all in one pass."""
+    for algorithm in (DIRECT, WINOGRAD):
+        assert not algorithm.unsupported(reshaped(dtype=dtype))
+        (reason,) = algorithm.unsupported(reshaped(dtype=dtype, bias=True))
+        assert reason == f"dtype: expected no epilogue of sums that are stored as {dtype} before it"
+        assert not algorithm.unsupported(reshaped(bias=True))

@@ -144,6 +144,8 @@ class Polyphase(Algorithm[CPU]):
             reasons.append(f"{taps}: expected at most {MOST_WASTE:g} times as many as the filter has, got {waste:.1f}")
         if (components := rows.stride * columns.stride) > MOST_COMPONENTS:
             reasons.append(f"stride: expected at most {MOST_COMPONENTS} polyphase components, got {components}")
+        if layer.has_epilogue and layer.itemsize < 4:
+            reasons.append(f"dtype: expected no epilogue of sums that are stored as {layer.dtype} before it")
         if layer.C == 1 and "dense" in self.groupings:
             reasons.append("C=1: expected several channels, whose components fill vectors")
         return reasons or self.inner.unsupported(unit_stride_layer(layer))
