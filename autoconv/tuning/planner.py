@@ -160,16 +160,16 @@ def plan(
     if denormals not in get_args(Denormals):
         raise PlanError(f"denormals={denormals!r}: expected 'flush' or 'keep'")
     checked = Limits(
-        workspace_limit=_number(workspace_limit, "workspace_limit", int),
+        workspace_limit=number(workspace_limit, "workspace_limit", int),
         deterministic=_bool(deterministic, "deterministic"),
-        tolerance=_number(tolerance, "tolerance", float),
+        tolerance=number(tolerance, "tolerance", float),
         allow_tf32=_bool(allow_tf32, "allow_tf32"),
         weights=weights,
         vendors=allowed,
         exact=_bool(exact, "exact"),
         denormals=denormals,
     )
-    seconds = _number(budget, "budget", float)
+    seconds = number(budget, "budget", float)
     if seconds is not None and seconds >= ENDLESS:
         seconds = None
     with device.selected():
@@ -262,7 +262,7 @@ def _adapters(device: Device) -> dict[str, Algorithm[Any]]:
     return {a.vendor: a for a in algorithms(device) if a.vendor is not None}
 
 
-def _number(value: object, name: str, kind: type[T]) -> T | None:
+def number(value: object, name: str, kind: type[T]) -> T | None:
     """A number of at least 0 as a plain one, be it NumPy's; or None."""
     if value is None:
         return None

@@ -19,6 +19,7 @@ from autoconv.errors import ConfigError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice import batch, choose
 from autoconv.networks.choice.batch import remember, ways_to_split
+from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.times import OperatorTimes
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
@@ -208,7 +209,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[ConvLayer]:
 def test_the_quickest_parts_are_chosen_from_what_is_timed(
     timed: list[ConvLayer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"cache": TuningCache(tmp_path)}
+    options = NetworkOptions.of({"cache": TuningCache(tmp_path)})
     device = CPU.current()
     assert ways_to_split(chain(8), (), device, options, "heuristic") == [{}]
     assert ways_to_split(chain(8), (), device, options, "profile") == [{}]
@@ -230,19 +231,22 @@ def test_where_a_layer_has_no_time_nothing_is_chosen_from_times(
 
     monkeypatch.setattr(batch, "plan", fails)
     monkeypatch.setattr(batch, "arena_bytes", lambda views: 1 << 40)
-    ways = ways_to_split(chain(8), (), CPU.current(), {"cache": TuningCache(tmp_path)}, "profile")
+    options = NetworkOptions.of({"cache": TuningCache(tmp_path)})
+    ways = ways_to_split(chain(8), (), CPU.current(), options, "profile")
     assert ways == [{}, dict.fromkeys(["c0", "c1", "c2"], 1)]
 
 
 def test_what_won_is_known_until_kernels_change(
     timed: list[ConvLayer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph, device, options = chain(8), CPU.current(), {"cache": TuningCache(tmp_path)}
+    graph, device, cache = chain(8), CPU.current(), TuningCache(tmp_path)
+    options = NetworkOptions.of({"cache": cache})
     remember(graph, {"c1": 2}, [2.0, 1.0], device, options)
     for mode in ("heuristic", "profile"):
         assert ways_to_split(graph, (), device, options, mode) == [{"c1": 2}]
     for other, limits in ((chain(4), {}), (graph, {"exact": True}), (graph, {"memory_limit": 1 << 20})):
-        assert ways_to_split(other, (), device, options | limits, "heuristic") == [{}]
+        asked = NetworkOptions.of({"cache": cache, **limits})
+        assert ways_to_split(other, (), device, asked, "heuristic") == [{}]
     monkeypatch.setattr(batch, "_version", lambda device: "another")
     assert ways_to_split(graph, (), device, options, "heuristic") == [{}]
     remember(graph, {"gone": 2}, [2.0, 1.0], device, options)
@@ -282,7 +286,7 @@ def test_the_whole_batch_stays_unless_parts_are_likely_quicker(
     schedules: Any = [
         SimpleNamespace(graph=chain(4), device=CPU.current(), which=n, arena_bytes=9 - n) for n in range(3)
     ]
-    best, medians = contest.quickest(schedules, {"cache": TuningCache(tmp_path)})
+    best, medians = contest.quickest(schedules, TuningCache(tmp_path))
     assert (best, len(medians)) == (winner, 3)
     assert runs == [rounds + 1] * 3
 
@@ -305,7 +309,7 @@ def test_ways_to_compute_a_part_run_more_often_and_warm(tmp_path: Path, monkeypa
     monkeypatch.setattr(contest.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(contest, "SECONDS", 1e9)
     schedules: Any = [SimpleNamespace(graph=chain(4), device=CPU.current(), which=n, arena_bytes=1) for n in range(2)]
-    assert contest.quickest(schedules, {"cache": TuningCache(tmp_path)}, part=True) == (1, [3.0, 2.0])
+    assert contest.quickest(schedules, TuningCache(tmp_path), part=True) == (1, [3.0, 2.0])
     assert runs == [1 + 2 * contest.FEWEST_OF_PARTS] * 2
 
 
@@ -322,7 +326,7 @@ def test_a_way_that_answers_otherwise_is_left_out(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(contest, "Instance", Runs)
     schedules: Any = [SimpleNamespace(graph=chain(4), device=CPU.current(), which=n, arena_bytes=1) for n in range(3)]
     with pytest.warns(UserWarning, match="y: way 1 to compute it gave another answer"):
-        best, medians = contest.quickest(schedules, {"cache": TuningCache(tmp_path)})
+        best, medians = contest.quickest(schedules, TuningCache(tmp_path))
     assert best in (0, 2)
     assert [median == math.inf for median in medians] == [False, True, False]
 
@@ -353,7 +357,7 @@ def test_what_wins_a_race_runs_and_is_found_again(tmp_path: Path, monkeypatch: p
     net = CompiledNetwork(graph, CPU.current(), {"vendors": False, "cache": cache})
     assert net.images == {}
     monkeypatch.setattr(compiled_network, "ways_to_split", lambda *arguments: [{}, {"c1": 2}, {"c0": 1}])
-    monkeypatch.setattr(compiled_network, "quickest", lambda schedules, options: (1, [3.0, 1.0, 2.0]))
+    monkeypatch.setattr(compiled_network, "quickest", lambda schedules, cache: (1, [3.0, 1.0, 2.0]))
     assert net.tune("direct").images == {"c1": 2}
     agree(net, graph, 1e-5)
     monkeypatch.undo()

@@ -20,6 +20,7 @@ from autoconv.layer import ConvLayer
 from autoconv.networks.choice import choose
 from autoconv.networks.choice.candidate import best_in_network
 from autoconv.networks.choice.choose import plans_for
+from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Conv, TensorType
 from autoconv.networks.passes import optimized
@@ -65,7 +66,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
 
 
 def scratch(graph: Graph, **options: Any) -> dict[str, int]:
-    plans = plans_for(split(graph, {}), Views(graph), CPU.current(), options, {}, "heuristic")
+    asked = NetworkOptions.of(options)
+    plans = plans_for(split(graph, {}), Views(graph), CPU.current(), asked, {}, "heuristic")
     return {name: made.kernel.workspace_bytes for name, made in plans.items()}
 
 
@@ -114,8 +116,9 @@ def test_a_smaller_limit_of_each_stays(asked: list[int | None]) -> None:
 
 def test_a_limit_that_the_arrays_exceed_says_what_they_take(asked: list[int | None]) -> None:
     graph = chain([4, 64, 4])
-    with pytest.raises(PlanError, match="chain: memory_limit=65535: expected at least 65536 bytes, which the arrays"):
-        scratch(graph, memory_limit=65535)
+    for limit in (65535, np.int64(65535)):
+        with pytest.raises(PlanError, match="chain: memory_limit=65535: expected at least 65536 bytes, which the arr"):
+            scratch(graph, memory_limit=limit)
     for wrong in (-1, 1.5, "1", True):
         with pytest.raises(PlanError, match=f"memory_limit={wrong!r}: expected an integer of at least 0, or None"):
             scratch(graph, memory_limit=wrong)

@@ -19,6 +19,7 @@ from autoconv.errors import ConfigError
 from autoconv.networks.choice import fused as choice
 from autoconv.networks.choice.choose import planned
 from autoconv.networks.choice.fused import with_fused
+from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Concat, Conv, Elementwise, FusedConv, Pool, TensorType
 from autoconv.networks.passes.fused_layers import chains, fused
@@ -177,19 +178,20 @@ def test_fused_layers_read_and_store_parts_of_arrays(images: int) -> None:
 def test_what_was_quicker_is_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
     """One race for chains alike; what lost stays apart; no race without timing, and another for other kernels."""
     graph, device, options, raced = blocks(2, batch=8), CPU.current(), {"vendors": False}, []
-    made = planned(graph, (), {}, device, options, {}, "heuristic")
+    asked = NetworkOptions.of(options)
+    made = planned(graph, (), {}, device, asked, {}, "heuristic")
 
     def race(won: bool) -> None:
-        def quickest(schedules: Any, options: Any, part: bool) -> tuple[int, list[float]]:
+        def quickest(schedules: Any, cache: Any, part: bool) -> tuple[int, list[float]]:
             raced.append(len(schedules))
             return (len(schedules) - 1) * won, [1.0] * len(schedules)
 
         monkeypatch.setattr(choice, "quickest", quickest)
 
     race(True)
-    assert with_fused(made, device, options, "heuristic").fused == {}
+    assert with_fused(made, device, asked, "heuristic").fused == {}
     assert not raced
-    found = with_fused(made, device, options, "hybrid").fused
+    found = with_fused(made, device, asked, "hybrid").fused
     assert list(found) == ["narrow0", "narrow1"]
     assert len(raced) == 1
     assert raced[0] > 1
@@ -199,21 +201,21 @@ def test_what_was_quicker_is_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CompiledNetwork(graph, device, options | {"tolerance": 1.0}).fused == found
     assert CompiledNetwork(graph, device, options | {"tolerance": 1e-9}).fused == {}
     assert CompiledNetwork(graph, device, options | {"workspace_limit": 0}).fused == {}
-    assert with_fused(made, device, options, "hybrid").fused == found
+    assert with_fused(made, device, asked, "hybrid").fused == found
     assert len(raced) == 1
     monkeypatch.setattr(choice, "_version", lambda: "another")
     assert CompiledNetwork(graph, device, options).fused == {}
     race(False)
-    assert with_fused(made, device, options, "hybrid").fused == {}
+    assert with_fused(made, device, asked, "hybrid").fused == {}
     assert len(raced) == 2
     assert CompiledNetwork(graph, device, options).fused == {}
 
 
 @kernels
 def test_what_was_quicker_is_recalled_with_other_plans_until_it_is_raced(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, device, options, raced = blocks(batch=2), CPU.current(), {"vendors": False}, []
+    graph, device, options, raced = blocks(batch=2), CPU.current(), NetworkOptions.of({"vendors": False}), []
 
-    def quickest(schedules: Any, options: Any, part: bool) -> tuple[int, list[float]]:
+    def quickest(schedules: Any, cache: Any, part: bool) -> tuple[int, list[float]]:
         raced.append(len(schedules))
         return 1 - len(raced) // 2, [1.0] * len(schedules)
 
@@ -232,7 +234,7 @@ def test_what_was_quicker_is_recalled_with_other_plans_until_it_is_raced(monkeyp
 @kernels
 @pytest.mark.parametrize("cut", [[0, 8], [10, 8], [4, 5], [4, 8.0], [4], "48", 4])
 def test_a_record_by_which_nothing_can_be_cut_counts_for_nothing(cut: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, device, options = blocks(batch=2), CPU.current(), {"vendors": False}
+    graph, device, options = blocks(batch=2), CPU.current(), NetworkOptions.of({"vendors": False})
     made = planned(graph, (), {}, device, options, {}, "heuristic")
     monkeypatch.setattr(choice.Kept, "get", lambda self, what: {"blocking": cut})
     assert with_fused(made, device, options, "heuristic").fused == {}
@@ -244,14 +246,14 @@ def test_a_record_by_which_nothing_can_be_cut_counts_for_nothing(cut: Any, monke
 def test_only_what_fits_the_limit_is_raced(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, device, raced = blocks(batch=8), CPU.current(), []
 
-    def quickest(schedules: Any, options: Any, part: bool) -> tuple[int, list[float]]:
+    def quickest(schedules: Any, cache: Any, part: bool) -> tuple[int, list[float]]:
         raced.append(len(schedules))
         return 0, [1.0]
 
     monkeypatch.setattr(choice, "quickest", quickest)
     for limit in (None, 0):
-        options = {"vendors": False, "workspace_limit": limit}
-        made = planned(graph, (), {}, device, {"vendors": False}, {}, "heuristic")
+        options = NetworkOptions.of({"vendors": False, "workspace_limit": limit})
+        made = planned(graph, (), {}, device, NetworkOptions.of({"vendors": False}), {}, "heuristic")
         with_fused(made, device, options, "hybrid")
     assert raced[0] > 1
     assert raced[1] == 1

@@ -20,6 +20,7 @@ from autoconv.errors import CacheWarning, ConfigError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice import together
 from autoconv.networks.choice.layouts import channels_last, laid_out
+from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.times import OperatorTimes
 from autoconv.networks.choice.together import arrays_in_nhwc
 from autoconv.networks.graph import Graph
@@ -135,6 +136,10 @@ class Times:
         return 1.0 if isinstance(operator, Transpose) else 0.0
 
 
+def asked(folder: Path) -> NetworkOptions:
+    return NetworkOptions.of({"cache": TuningCache(folder, None)})
+
+
 def tree(channels: Collection[tuple[str, str, int, int]]) -> Graph:
     """1x1 convolutions, each of an array that is named; what nobody takes is an output."""
     graph = Graph("tree")
@@ -172,7 +177,7 @@ def test_no_other_layouts_take_less_time(seed: int, monkeypatch: pytest.MonkeyPa
     rng = np.random.default_rng(seed)
     recorded = {key: float(rng.integers(1, 30)) / 4 for layout in ("NCHW", "NHWC") for key in keys(TREE, layout)}
     Times(monkeypatch, recorded, {})
-    last = arrays_in_nhwc(TREE, CPU.current(), {"cache": TuningCache(tmp_path, None)}, "heuristic")
+    last = arrays_in_nhwc(TREE, CPU.current(), asked(tmp_path), "heuristic")
     assert seconds(TREE, last, recorded) == min(seconds(TREE, other, recorded) for other in every(TREE))
 
 
@@ -183,16 +188,16 @@ def test_only_layers_that_may_gain_are_timed(seed: int, monkeypatch: pytest.Monk
     truth = {key: float(rng.choice([7.0, 9.5, 12.0])) for key in keys(TREE, "NHWC")}
     times = Times(monkeypatch, first, truth)
     monkeypatch.setattr(together, "HOPE", 0.7)
-    last = arrays_in_nhwc(TREE, CPU.current(), {"cache": TuningCache(tmp_path, None)}, "profile")
+    last = arrays_in_nhwc(TREE, CPU.current(), asked(tmp_path), "profile")
     assert seconds(TREE, last, first | truth) == min(seconds(TREE, other, first | truth) for other in every(TREE))
     monkeypatch.setattr(together, "HOPE", 0.95)  # half a second of each, and the fewest conversions take three
     times = Times(monkeypatch, first, truth)
-    assert arrays_in_nhwc(TREE, CPU.current(), {"cache": TuningCache(tmp_path, None)}, "profile") == frozenset()
+    assert arrays_in_nhwc(TREE, CPU.current(), asked(tmp_path), "profile") == frozenset()
     assert times.timed == []
 
 
 def test_a_layer_without_facts_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    options = {"cache": TuningCache(tmp_path, None)}
+    options = asked(tmp_path)
     Times(monkeypatch, {}, {})
     assert arrays_in_nhwc(TREE, CPU.current(), options, "heuristic") == frozenset()
     Times(monkeypatch, dict.fromkeys(keys(TREE, "NHWC"), 0.001), {})
@@ -200,7 +205,7 @@ def test_a_layer_without_facts_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_what_may_be_noise_is_no_gain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    graph, options = tree([("a", "x", 3, 8)]), {"cache": TuningCache(tmp_path, None)}
+    graph, options = tree([("a", "x", 3, 8)]), asked(tmp_path)
     for noise, found in ((0.3, frozenset("a")), (0.5, frozenset[str]())):
         Times(monkeypatch, {"gemm[C=3,K=8,layout=NCHW]": 10.0, "gemm[C=3,K=8,layout=NHWC]": 6.0}, {})
         monkeypatch.setattr(together, "noise", lambda a, b, noise=noise: noise)
@@ -217,7 +222,7 @@ def test_limits_hold_in_either_layout(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(together, "plan", plan)
     limits = {"workspace_limit": 9, "deterministic": True, "cache": TuningCache(tmp_path, None)}
     whole = {"memory_limit": 1 << 20, "tolerance": 1e-5}
-    arrays_in_nhwc(tree([("a", "x", 3, 8)]), CPU.current(), {**limits, **whole}, "cached")
+    arrays_in_nhwc(tree([("a", "x", 3, 8)]), CPU.current(), NetworkOptions.of({**limits, **whole}), "cached")
     assert [layout for layout, _ in seen] == ["NHWC", "NCHW"]
     assert all(
         options == {"device": CPU.current(), "weights": "constant", "build": False, **limits} for _, options in seen

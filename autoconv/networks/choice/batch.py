@@ -16,8 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 from autoconv import registry
 from autoconv.cpu.device import CPU
@@ -25,8 +24,8 @@ from autoconv.device import Device
 from autoconv.errors import ConfigError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.candidate import best_in_network, cost
-from autoconv.networks.choice.choose import of_layers
 from autoconv.networks.choice.layouts import laid_out
+from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.times import OperatorTimes
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
@@ -35,14 +34,14 @@ from autoconv.networks.run.memory import Views, arena_bytes
 from autoconv.records.kept import Kept, told
 from autoconv.tuning.candidates import least_estimate
 from autoconv.tuning.choice import TIMING
-from autoconv.tuning.planner import plan, resolved_cache
+from autoconv.tuning.planner import plan
 
 WORTH = 0.99  # of the whole batch's time: what is not expected to take less is not run
 MOST_PARTS = 16
 
 
 def ways_to_split(
-    graph: Graph, last: Collection[str], device: Device, options: Mapping[str, Any], mode: str
+    graph: Graph, last: Collection[str], device: Device, options: NetworkOptions, mode: str
 ) -> list[dict[str, int]]:
     """In which parts of the batch a network may run: what won a race before, or else what is to be raced now.
 
@@ -54,8 +53,7 @@ def ways_to_split(
         The nodes whose arrays are in NHWC.
     device : Device
         Of the CPU's caches; on others all is for the whole batch.
-    options : mapping
-        As for `plan`.
+    options : NetworkOptions
     mode : str
         As for `plan`. One that times has layers of fewer images timed, where the sum of all may be less by them.
 
@@ -72,18 +70,18 @@ def ways_to_split(
         return [known]
     if mode not in TIMING or arena_bytes(Views(found)) <= device.machine.caches[1] * device.machine.threads:
         return [{}]  # or nothing is to be gained
-    between = OperatorTimes(device, resolved_cache(options.get("cache")), measure=True)
+    between = OperatorTimes(device, options.cache, measure=True)
     images = _Segments(found, device, options, mode, between).least()
     alone = at_a_time(found, _counts(batch_of(found))[0])
     return [{}, *([images] if images not in ({}, alone) else []), *([alone] if alone else [])]
 
 
-def remember(graph: Graph, images: Images, seconds: list[float], device: Device, options: Mapping[str, Any]) -> None:
+def remember(graph: Graph, images: Images, seconds: list[float], device: Device, options: NetworkOptions) -> None:
     """Keep in which parts a network in its layouts was quickest, and the times of all that were raced."""
     _kept(device, options).keep(_what(graph, options), images=dict(images), seconds=seconds, graph=graph.name)
 
 
-def _recalled(graph: Graph, device: CPU, options: Mapping[str, Any]) -> dict[str, int] | None:
+def _recalled(graph: Graph, device: CPU, options: NetworkOptions) -> dict[str, int] | None:
     """The parts in which a network won, under today's kernels; what cannot be is not known."""
     try:
         known = _kept(device, options).get(_what(graph, options))["images"]
@@ -94,8 +92,8 @@ def _recalled(graph: Graph, device: CPU, options: Mapping[str, Any]) -> dict[str
     return images
 
 
-def _kept(device: Device, options: Mapping[str, Any]) -> Kept:
-    return Kept(resolved_cache(options.get("cache")), device, "parts", _version(device))
+def _kept(device: Device, options: NetworkOptions) -> Kept:
+    return Kept(options.cache, device, "parts", _version(device))
 
 
 def _counts(batch: int) -> list[int]:
@@ -103,10 +101,10 @@ def _counts(batch: int) -> list[int]:
     return [count for count in divisors(batch) if batch // count <= MOST_PARTS]
 
 
-def _what(graph: Graph, options: Mapping[str, Any]) -> str:
+def _what(graph: Graph, options: NetworkOptions) -> str:
     """What the parts of a network depend on: its nodes, and the limits under which their candidates are chosen."""
     nodes = [f"{node} of {[*map(str, map(graph.types.get, node.inputs))]}" for node in graph.nodes.values()]
-    return "\n".join([*nodes, *told(options, "memory_limit")])
+    return "\n".join([*nodes, *told(options.limits, "memory_limit")])
 
 
 def _version(device: Device) -> str:
@@ -121,11 +119,9 @@ class _Segments:
     What the choice then rests on is timed, and the choice made again, until it rests on times alone.
     """
 
-    def __init__(
-        self, graph: Graph, device: CPU, options: Mapping[str, Any], mode: str, between: OperatorTimes
-    ) -> None:
+    def __init__(self, graph: Graph, device: CPU, options: NetworkOptions, mode: str, between: OperatorTimes) -> None:
         self._graph, self._device, self._mode, self._between = graph, device, mode, between
-        self._options = of_layers(options, device)
+        self._options = options.of_layers(device)
         self._batch = batch_of(graph)
         self._parts = {count: for_images(graph, count) for count in _counts(self._batch)}
         self._parts[self._batch] = graph

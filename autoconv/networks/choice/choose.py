@@ -6,8 +6,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from inspect import signature
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +18,7 @@ from autoconv.layer import ConvLayer
 from autoconv.networks.choice.candidate import best_in_network
 from autoconv.networks.choice.errors import EXACT
 from autoconv.networks.choice.layouts import laid_out
+from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.passes.batch_split import Images, Split, at_a_time, batch_of, divisors, split
@@ -27,9 +27,6 @@ from autoconv.networks.run.runtime import step_maker
 from autoconv.plans import Plan
 from autoconv.tuning.candidates import UNUSUAL
 from autoconv.tuning.planner import plan
-
-WHOLE = ("memory_limit", "tolerance")  # limits of a network, and not of each of its layers
-OWN = {"device", "weights", "again", "build"}  # of `plan`, and here what a network says of each of its layers
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ def planned(
     last: Collection[str],
     images: Images,
     device: Device,
-    options: Mapping[str, Any],
+    options: NetworkOptions,
     candidates: Mapping[str, str],
     mode: str,
     prices: Mapping[str, float] = MappingProxyType({}),
@@ -92,7 +89,7 @@ def planned(
     PlanError
         As `plans_for` does.
     """
-    limit = _limit(options)
+    limit = options.memory_limit
     ways: list[tuple[Collection[str], Images]] = [(last, images)]
     if limit is not None:
         ways += [((), {})] if last or images else []
@@ -102,7 +99,7 @@ def planned(
         views = Views(found.graph, device.alignment, device.pitched)
         # Where not even the arrays fit, no plans would, which may have to be timed.
         if limit is None or _needed(found, views, {}, device) <= limit:
-            plans = plans_for(found, views, device, {**options, "memory_limit": None}, candidates, mode, prices)
+            plans = plans_for(found, views, device, replace(options, memory_limit=None), candidates, mode, prices)
             if limit is None or _needed(found, views, plans, device) <= limit:
                 return Planned(found, views, plans, frozenset(in_nhwc))
         candidates = {}  # they were chosen for other layers
@@ -113,16 +110,16 @@ def plans_for(
     parts: Split,
     views: Views,
     device: Device,
-    options: Mapping[str, Any],
+    options: NetworkOptions,
     candidates: Mapping[str, str],
     mode: str,
     prices: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Plan]:
     """A plan for every layer, a known candidate where there is one; all parts of the batch have one plan.
 
-    With `memory_limit` among the options, layers are first chosen alone. Where arrays and scratch memory together do
-    not fit into that many bytes, every layer may take what the arrays that are needed beside it leave; and where they
-    cannot be laid out without gaps, less by as much as is missing.
+    With a `memory_limit`, layers are first chosen alone. Where arrays and scratch memory together do not fit into that
+    many bytes, every layer may take what the arrays that are needed beside it leave; and where they cannot be laid out
+    without gaps, less by as much as is missing.
 
     Parameters
     ----------
@@ -131,8 +128,8 @@ def plans_for(
     views : Views
         Of its graph.
     device : Device
-    options : mapping
-        As for `plan`, and `memory_limit`; `tolerance` is one of the whole, which prices keep.
+    options : NetworkOptions
+        Of which prices keep the `tolerance`.
     candidates : mapping of str to str
         Of layers, by the names of their nodes.
     mode : str
@@ -150,7 +147,7 @@ def plans_for(
     PlanError
         As `plan` does, and for a limit that the arrays alone exceed.
     """
-    limit, wanted = _limit(options), of_layers(options, device)
+    limit, wanted = options.memory_limit, options.of_layers(device)
     graph, nodes = parts.graph, views.computed
     first = {parts.origin(node.name): node for node in reversed(nodes)}
     layers = {name: layer for name, node in reversed(first.items()) if (layer := layer_of(graph, node)) is not None}
@@ -184,14 +181,6 @@ def plans_for(
     return plans
 
 
-def _limit(options: Mapping[str, Any]) -> int | None:
-    """The memory limit among options."""
-    limit = options.get("memory_limit")
-    if limit is not None and (type(limit) is not int or limit < 0):
-        raise PlanError(f"memory_limit={limit!r}: expected an integer of at least 0, or None")
-    return limit
-
-
 def _needed(parts: Split, views: Views, plans: Mapping[str, Plan], device: Device) -> int:
     """Bytes of all arrays, and of the scratch memory of nodes: of layers as far as they have plans."""
     maker = step_maker(parts.graph, views, device)
@@ -203,30 +192,11 @@ def _needed(parts: Split, views: Views, plans: Mapping[str, Plan], device: Devic
     return arena_bytes(views, [scratch(node) for node in views.computed])
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse what is no option of a network.
-
-    Raises
-    ------
-    PlanError
-        Naming the first that is not known.
-    """
-    known = sorted({name for name, each in signature(plan).parameters.items() if each.kind is each.KEYWORD_ONLY} - OWN)
-    for name, value in options.items():
-        if name not in (*known, *WHOLE):
-            raise PlanError(f"{name}={value!r}: expected an option of a network: {', '.join([*known, WHOLE[0]])}")
-
-
 def scratch_bytes(made: Plan) -> int:
     """Scratch memory of a layer, and behind it the packed filters where these are computed in every run."""
     alone = made.kernel.workspace_bytes
     packed = made.workspace_bytes - alone
     return rounded(alone) + packed if packed else alone
-
-
-def of_layers(options: Mapping[str, Any], device: Device) -> dict[str, Any]:
-    """The options for `plan` of every layer: without limits of the whole."""
-    return {"device": device, **{name: value for name, value in options.items() if name not in WHOLE}}
 
 
 def plan_alone(graph: Graph, node: Node, layer: ConvLayer, mode: str, options: Mapping[str, Any], price: float) -> Plan:

@@ -18,7 +18,8 @@ from autoconv.cpu.fused import kernels
 from autoconv.cpu.fused.geometry import Caches, FusedBlocking, blockings, workspace_bytes
 from autoconv.device import Device
 from autoconv.errors import ConfigError
-from autoconv.networks.choice.choose import WHOLE, Planned, scratch_bytes
+from autoconv.networks.choice.choose import Planned, scratch_bytes
+from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.tolerance import expected_error
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import FusedConv
@@ -30,13 +31,12 @@ from autoconv.networks.run.schedules import scheduled
 from autoconv.plans import Plan
 from autoconv.records.kept import Kept, told
 from autoconv.tuning.choice import MODES, TIMING
-from autoconv.tuning.planner import resolved_cache
 
 Blockings = Mapping[str, FusedBlocking]  # by the name of the last of the nodes that are fused
 
 
 def with_fused(
-    made: Planned, device: Device, options: Mapping[str, Any], mode: str, known: Blockings | None = None
+    made: Planned, device: Device, options: NetworkOptions, mode: str, known: Blockings | None = None
 ) -> Planned:
     """The same, with those layers fused for which that is known to be quicker.
 
@@ -45,10 +45,10 @@ def with_fused(
     made : Planned
     device : Device
         On a GPU nothing is fused: there is no kernel for it.
-    options : mapping
-        As for `plan`, and `memory_limit`, under which nothing is fused if more were needed; nor is what needs more
-        scratch memory than `workspace_limit`. Fused kernels add up what `gemm` and `depthwise` do: where the network
-        would not keep its `tolerance` if these layers erred as exact ones usually do, nothing is fused.
+    options : NetworkOptions
+        With a `memory_limit`, nothing is fused if more were needed; nor is what needs more scratch memory than
+        `workspace_limit`. Fused kernels add up what `gemm` and `depthwise` do: where the network would not keep its
+        `tolerance` if these layers erred as exact ones usually do, nothing is fused.
     mode : str
         As for `plan`. One that times has both ways run where that is not on record.
     known : mapping of str to FusedBlocking, optional
@@ -76,15 +76,15 @@ def with_fused(
     if not _keeps_error(made, fitting, device, options):
         return made
     together = _fused(made, fitting)
-    limit = options.get("memory_limit")
+    limit = options.memory_limit
     return together if limit is None or _needed(together, device) <= limit else made
 
 
-def _keeps_error(made: Planned, chosen: Collection[Chain], device: CPU, options: Mapping[str, Any]) -> bool:
+def _keeps_error(made: Planned, chosen: Collection[Chain], device: CPU, options: NetworkOptions) -> bool:
     """Whether a network keeps its tolerance with these layers fused."""
     inside = {made.parts.origin(node.name) for chain in chosen for node in chain.nodes}
-    tolerance = options.get("tolerance")
-    return tolerance is None or expected_error(made.parts.whole, made.plans, device, exact=inside) <= tolerance
+    limit = options.tolerance
+    return limit is None or expected_error(made.parts.whole, made.plans, device, exact=inside) <= limit
 
 
 def _check(made: Planned, known: Blockings, found: Mapping[str, Chain]) -> None:
@@ -103,9 +103,9 @@ def _cuts(blocking: FusedBlocking, chain: Chain) -> bool:
     return 1 <= rows <= middle.P and 1 <= channels <= middle.C and middle.C % channels == 0
 
 
-def _fits(chain: Chain, blocking: FusedBlocking, device: CPU, options: Mapping[str, Any]) -> bool:
+def _fits(chain: Chain, blocking: FusedBlocking, device: CPU, options: NetworkOptions) -> bool:
     """Whether the scratch memory of one kernel keeps within what a layer may take."""
-    limit = options.get("workspace_limit")
+    limit = options.layers.get("workspace_limit")
     return limit is None or workspace_bytes(device.instruction_set, chain.layers, blocking, Caches.of(device)) <= limit
 
 
@@ -131,7 +131,7 @@ def _needed(made: Planned, device: CPU) -> int:
 
 
 def _chosen(
-    made: Planned, found: Sequence[Chain], device: CPU, options: Mapping[str, Any], mode: str
+    made: Planned, found: Sequence[Chain], device: CPU, options: NetworkOptions, mode: str
 ) -> dict[str, FusedBlocking]:
     """What the records say, and races where they say nothing; chains of the same layers and plans are one.
 
@@ -139,11 +139,11 @@ def _chosen(
     """
     decided: dict[str, FusedBlocking | None] = {}
     chosen = {}
-    kept = Kept(resolved_cache(options.get("cache")), device, "fused", _version())
+    kept = Kept(options.cache, device, "fused", _version())
     for chain in found:
         plans = {node.name: made.plans[made.parts.origin(node.name)] for node in chain.nodes}
         # What the choice depends on: layers, what computes each of them alone, and the limits of each.
-        limits = told({name: value for name, value in options.items() if name not in WHOLE})
+        limits = told(options.layers)
         what = "\n".join([*(f"{each.layer} {each.candidate}" for each in plans.values()), *limits])
         alike = "\n".join([*(str(each.layer) for each in plans.values()), *limits])
         if what not in decided:
@@ -160,7 +160,7 @@ def _chosen(
 
 
 def _raced(
-    graph: Graph, chain: Chain, plans: Mapping[str, Plan], device: CPU, options: Mapping[str, Any]
+    graph: Graph, chain: Chain, plans: Mapping[str, Plan], device: CPU, options: NetworkOptions
 ) -> dict[str, Any]:
     """The quickest way to compute a chain on record: its blocking, or none where that is by each layer's plan."""
     alone = _alone(graph, chain)
@@ -168,7 +168,7 @@ def _raced(
     ways = [blocking for blocking in blockings(chain.layers, device) if _fits(chain, blocking, device, options)]
     together = [_fused(apart, {chain: blocking}) for blocking in ways]
     packed: dict[str, Any] = {}
-    best, seconds = quickest([scheduled(one, device, packed) for one in (apart, *together)], options, part=True)
+    best, seconds = quickest([scheduled(one, device, packed) for one in (apart, *together)], options.cache, part=True)
     return {"blocking": list(ways[best - 1]) if best else None, "seconds": seconds, "ways": list(map(list, ways))}
 
 

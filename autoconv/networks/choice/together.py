@@ -14,7 +14,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -22,8 +21,8 @@ from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer, Layout
 from autoconv.networks.choice.candidate import best_in_network, cost
-from autoconv.networks.choice.choose import of_layers
 from autoconv.networks.choice.layouts import IMAGES, channels_last, conversion
+from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.solver import least
 from autoconv.networks.choice.times import OperatorTimes
 from autoconv.networks.graph import Graph, Node
@@ -35,7 +34,7 @@ from autoconv.plans import Plan
 from autoconv.records.limits import noise
 from autoconv.tuning.candidates import least_estimate
 from autoconv.tuning.choice import MODES, TIMING
-from autoconv.tuning.planner import plan, resolved_cache
+from autoconv.tuning.planner import plan
 
 # A layer in NHWC may take this part of what the estimates of both layouts and its time in NCHW make one expect; the
 # best estimate of a layer is within a tenth of the truth or so, and what two have in common cancels.
@@ -50,7 +49,7 @@ TAKES = np.array([[0, 0, NO, NO], [0, 0, 0, 0], [NO, NO, 0, 0], [0, 0, 0, 0]])  
 def arrays_in_nhwc(
     graph: Graph,
     device: Device,
-    options: Mapping[str, Any],
+    options: NetworkOptions,
     mode: str,
     prices: Mapping[str, float] = MappingProxyType({}),
 ) -> frozenset[str]:
@@ -66,8 +65,7 @@ def arrays_in_nhwc(
     graph : Graph
         After all passes, in NCHW.
     device : Device
-    options : mapping
-        As for `plan`.
+    options : NetworkOptions
     mode : str
         As for `plan`.
     prices : mapping of str to float
@@ -80,9 +78,8 @@ def arrays_in_nhwc(
     """
     if mode not in MODES:
         return frozenset()
-    cache = resolved_cache(options.get("cache"))
     if mode in TIMING:  # what is timed follows from estimates, which a first look at the machine serves badly
-        with cache.timing_lock(device.key):
+        with options.cache.timing_lock(device.key):
             device.survey()
     layers = {
         node.name: layer
@@ -92,7 +89,7 @@ def arrays_in_nhwc(
     times = _LayerTimes(device, options, mode)
     if not any(times.promising(layer, prices.get(name, 0.0)) for name, layer in layers.items()):
         return frozenset()
-    between = OperatorTimes(device, cache, measure=mode in TIMING)
+    between = OperatorTimes(device, options.cache, measure=mode in TIMING)
     free = Views(graph, device.alignment, device.pitched).free
     while True:
         found = _chosen(graph, layers, times, between, prices, free)
@@ -108,9 +105,9 @@ class _LayerTimes:
     To them comes what a layer's error costs, at a price of its square.
     """
 
-    def __init__(self, device: Device, options: Mapping[str, Any], mode: str) -> None:
+    def __init__(self, device: Device, options: NetworkOptions, mode: str) -> None:
         self._device, self._mode = device, mode
-        self._options = {"weights": "constant", **of_layers(options, device)}
+        self._options = {"weights": "constant", **options.of_layers(device)}
         self._first: dict[ConvLayer, Plan | None] = {}
         self._last: dict[ConvLayer, Plan | None] = {}
         self._hopes: dict[ConvLayer, float] = {}  # of those that have not been timed in NHWC

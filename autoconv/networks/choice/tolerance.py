@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from autoconv import registry
 from autoconv.accuracy import exact_error
@@ -25,8 +23,9 @@ from autoconv.cpu.device import CPU
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.networks.choice.candidate import best_in_network, cost, timed_in_network
-from autoconv.networks.choice.choose import of_layers, plan_alone
+from autoconv.networks.choice.choose import plan_alone
 from autoconv.networks.choice.errors import EXACT, combined, error_by, sensitivities
+from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.together import arrays_in_nhwc
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
@@ -64,7 +63,7 @@ class Chosen(NamedTuple):
     error: float
 
 
-def chosen_within(graph: Graph, device: Device, options: Mapping[str, Any], mode: str) -> Together:
+def chosen_within(graph: Graph, device: Device, options: NetworkOptions, mode: str) -> Together:
     """The layouts, and the prices of error, at which a network takes the least time within its tolerance.
 
     Without a tolerance, the limit is `EXACT` times what the network is expected to err by exact algorithms, where all
@@ -76,9 +75,7 @@ def chosen_within(graph: Graph, device: Device, options: Mapping[str, Any], mode
     ----------
     graph, device
         As for `arrays_in_nhwc`.
-    options : mapping
-        As for `plan`, but that `tolerance` is one of the whole: the largest error expected of its outputs, relative to
-        the largest output.
+    options : NetworkOptions
     mode : str
         As for `plan`. One that times has more timed where a limit leaves out the fastest: candidates that err as little
         as those that are chosen, of which few may have been; and exact algorithms where nothing else keeps a tolerance.
@@ -90,9 +87,9 @@ def chosen_within(graph: Graph, device: Device, options: Mapping[str, Any], mode
     Raises
     ------
     PlanError
-        For a tolerance that is no number of at least 0, or below what the most exact candidates come to.
+        For a tolerance below what the most exact candidates come to.
     """
-    tolerance = _tolerance(options)
+    tolerance = options.tolerance
     search = _Search(graph, device, options, mode)
     if mode not in MODES:
         return search.chosen(0.0)
@@ -148,8 +145,8 @@ def expected_error(
     return combined(errors, sensitivities(graph))
 
 
-def check_error(graph: Graph, plans: Mapping[str, Plan], device: Device, options: Mapping[str, Any]) -> None:
-    """Refuse plans that do not keep the tolerance among the options, as far as something is on record of them.
+def check_error(graph: Graph, plans: Mapping[str, Plan], device: Device, options: NetworkOptions) -> None:
+    """Refuse plans that do not keep the tolerance, as far as something is on record of them.
 
     Raises
     ------
@@ -159,32 +156,23 @@ def check_error(graph: Graph, plans: Mapping[str, Plan], device: Device, options
     if not keeps_error(graph, plans, device, options):
         error = expected_error(graph, plans, device)
         raise PlanError(
-            f"{graph.name}: tolerance={_tolerance(options)}: expected at least {error:.1e} under the other limits"
+            f"{graph.name}: tolerance={options.tolerance}: expected at least {error:.1e} under the other limits"
         )
 
 
-def keeps_error(graph: Graph, plans: Mapping[str, Plan], device: Device, options: Mapping[str, Any]) -> bool:
-    """Whether plans keep the tolerance among the options, as far as something is on record of them."""
-    tolerance = _tolerance(options)
+def keeps_error(graph: Graph, plans: Mapping[str, Plan], device: Device, options: NetworkOptions) -> bool:
+    """Whether plans keep the tolerance, as far as something is on record of them."""
+    tolerance = options.tolerance
     if tolerance is None or not all(str(made.candidate) in made.timings for made in plans.values()):
         return True
     return expected_error(graph, plans, device) <= tolerance * (1 + 1e-9)
 
 
-def _tolerance(options: Mapping[str, Any]) -> float | None:
-    tolerance = options.get("tolerance")
-    if tolerance is None:
-        return None
-    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float | np.number) or not tolerance >= 0:
-        raise PlanError(f"tolerance={tolerance!r}: expected a number of at least 0, or None")
-    return float(tolerance)
-
-
 class _Search:
     """Looks for the least price."""
 
-    def __init__(self, graph: Graph, device: Device, options: Mapping[str, Any], mode: str) -> None:
-        self.graph, self.device, self.options, self.mode = graph, device, dict(options), mode
+    def __init__(self, graph: Graph, device: Device, options: NetworkOptions, mode: str) -> None:
+        self.graph, self.device, self.options, self.mode = graph, device, options, mode
         self.weights = sensitivities(graph)
 
     def chosen(self, price: float) -> Together:
@@ -216,7 +204,7 @@ class _Search:
         for name in self.weights:
             made = self._plan(name)
             if not any(Candidate.parse(one).algorithm in exact for one in timed_in_network(made, self.device)):
-                wanted = {"weights": made.limits.weights, **of_layers(self.options, self.device), "exact": True}
+                wanted = {"weights": made.limits.weights, **self.options.of_layers(self.device), "exact": True}
                 plan(made.layer, mode, **wanted)
 
     def time_others_as_exact(self, found: Together, mode: str) -> bool:
@@ -231,7 +219,7 @@ class _Search:
             chosen = best_in_network(made, self.device, price, read)
             if chosen != best_in_network(made, self.device, read=read):
                 most = UNUSUAL * ALIKE * error_by(made, chosen, self.device)
-                wanted = {"weights": made.limits.weights, **of_layers(self.options, self.device), "tolerance": most}
+                wanted = {"weights": made.limits.weights, **self.options.of_layers(self.device), "tolerance": most}
                 timed += plan(made.layer, mode, **wanted, build=False).timed
         return timed > 0
 
@@ -278,7 +266,7 @@ class _Search:
     def usual_limit(self) -> float:
         """Of a network's error where none is given; none of types that round more than sums in float32 do."""
         layers = {name: self._plan(name).layer for name in self.weights}
-        if self.options.get("allow_tf32") or any(layer.dtype != "float32" for layer in layers.values()):
+        if self.options.layers.get("allow_tf32") or any(layer.dtype != "float32" for layer in layers.values()):
             return math.inf
         return EXACT * combined({name: exact_error(layer) for name, layer in layers.items()}, self.weights)
 
@@ -295,11 +283,11 @@ class _Search:
         layer = layer_of(self.graph, node)
         assert layer is not None
         layer = layer.replace(layout="NHWC") if last else layer
-        return plan_alone(self.graph, node, layer, self.mode, of_layers(self.options, self.device), price)
+        return plan_alone(self.graph, node, layer, self.mode, self.options.of_layers(self.device), price)
 
     def _price(self, name: str, price: float) -> float:
         """Infinite for a layer of which nothing is on record, where a caller says how much the network may err."""
-        return price if _tolerance(self.options) is None or self._plan(name).timings else math.inf
+        return price if self.options.tolerance is None or self._plan(name).timings else math.inf
 
     def _read(self, name: str) -> bool:
         return name not in self.graph.outputs.values()

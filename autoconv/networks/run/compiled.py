@@ -17,8 +17,9 @@ from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import ArrayError, ConfigError
 from autoconv.networks.choice.batch import remember, ways_to_split
-from autoconv.networks.choice.choose import Planned, check_options, planned
+from autoconv.networks.choice.choose import Planned, planned
 from autoconv.networks.choice.fused import Blockings, with_fused
+from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.tolerance import check_error, chosen_within, expected_error, keeps_error
 from autoconv.networks.graph import Graph
 from autoconv.networks.passes import optimized
@@ -91,11 +92,10 @@ class CompiledNetwork:
         last: Collection[str] | None = None,
         images: Images | None = None,
         fused: Blockings | None = None,
-        **options: Any,
+        **changes: Any,
     ) -> None:
         """Choose layouts, parts of the batch and plans, but for what is known of them, and arrange all anew."""
-        options = {**self._options, **options}
-        check_options(options)
+        options = NetworkOptions.of({**self._options, **changes})
         prices: Mapping[str, float] = {}
         known = last is not None
         if last is None:
@@ -108,15 +108,15 @@ class CompiledNetwork:
             as_meant = (made.in_nhwc, made.parts.images) == (frozenset(last), way)  # and no memory limit in the way
             found.append(with_fused(made, self.device, options, kind, fused if as_meant else None))
         if known and not keeps_error(self._first, found[0].plans, self.device, options):
-            self._compile(mode, {}, **options)  # as if nothing were known
+            self._compile(mode, {}, **changes)  # as if nothing were known
             return
         check_error(self._first, found[0].plans, self.device, options)
         found[1:] = [made for made in found[1:] if keeps_error(self._first, made.plans, self.device, options)]
         packed: Packed = {}
-        schedules = [scheduled(made, self.device, packed, options.get("denormals") == "keep") for made in found]
+        schedules = [scheduled(made, self.device, packed, options.layers.get("denormals") == "keep") for made in found]
         best = 0
         if len(found) > 1 and repeatable(schedules[0]):
-            best, seconds = quickest(schedules, options)
+            best, seconds = quickest(schedules, options.cache)
             remember(found[best].parts.whole, found[best].parts.images, seconds, self.device, options)
         made, schedule = found[best], schedules[best]
         instance = instance_of(schedule)

@@ -8,14 +8,13 @@ import statistics
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.networks.operators import Foreign, random_inputs
 from autoconv.networks.run.instance import Instance, Schedule
-from autoconv.tuning.planner import resolved_cache
+from autoconv.records.cache import TuningCache
 
 FEWEST, MOST = 5, 50  # rounds
 FEWEST_OF_PARTS = 15  # which are short, so that more disturbs them
@@ -26,7 +25,7 @@ NEAR = 1.02  # of the quickest: then the one that needs least memory
 SURE, LIKELY, HOPELESS = 0.95, 0.75, 0.25  # parts of resampled medians: to stop at, to win in the end, to give up
 
 
-def quickest(schedules: Sequence[Schedule], options: Mapping[str, Any], part: bool = False) -> tuple[int, list[float]]:
+def quickest(schedules: Sequence[Schedule], cache: TuningCache, part: bool = False) -> tuple[int, list[float]]:
     """Which of several ways to compute one network is the quickest: the first, unless another likely is.
 
     They run in rounds of random order, so that what disturbs the machine meets all; and their times are compared round
@@ -39,8 +38,8 @@ def quickest(schedules: Sequence[Schedule], options: Mapping[str, Any], part: bo
     ----------
     schedules : sequence of Schedule
         Of graphs with the same inputs.
-    options : mapping
-        As for `plan`: the `cache` whose other users measure nothing meanwhile.
+    cache : TuningCache
+        Whose other users measure nothing meanwhile.
     part : bool
         Whether they are ways to compute a part of a network: then there are more rounds, and each runs once before it
         is timed, as the part before would have used its memory.
@@ -52,7 +51,7 @@ def quickest(schedules: Sequence[Schedule], options: Mapping[str, Any], part: bo
     """
     inputs, draws = random_inputs(schedules[0].graph.inputs), random.Random(0)
     instances = [Instance(schedule) for schedule in schedules]
-    with resolved_cache(options.get("cache")).timing_lock(schedules[0].device.key):
+    with cache.timing_lock(schedules[0].device.key):
         right = _right(instances, inputs)
         rounds, agreeing = _raced([instances[n] for n in right], inputs, draws, part)
     medians = [math.inf] * len(schedules)
