@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from autoconv.cpu.device import CPU
+from autoconv.networks.choice.choose import Choices
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     Concat,
@@ -21,6 +22,7 @@ from autoconv.networks.operators import (
     Slice,
     TensorType,
 )
+from autoconv.networks.passes import optimized
 from autoconv.networks.reference import evaluate
 from autoconv.networks.run.compiled import CompiledNetwork
 
@@ -80,9 +82,10 @@ def drawn(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal(t.shape).astype(np.float32) for name, t in graph.inputs.items()}
 
 
-def compiled(graph: Graph, device: CPU | None = None) -> CompiledNetwork:
-    """The graph, ready to run by kernels of ours."""
-    return CompiledNetwork(graph, device or CPU.current(), {"vendors": False})
+def compiled(graph: Graph, device: CPU | None = None, known: Choices | None = None, **options: Any) -> CompiledNetwork:
+    """The graph, ready to run by kernels of ours; as was chosen, where that is known."""
+    graph = graph if known is None else optimized(graph)
+    return CompiledNetwork(graph, device or CPU.current(), {"vendors": False, **options}, known)
 
 
 def agree(net: CompiledNetwork, graph: Graph, tolerance: float, seed: int = 0) -> None:

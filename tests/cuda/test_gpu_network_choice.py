@@ -15,6 +15,7 @@ import autoconv
 from autoconv.bench.gpu.networks import difference, drawn
 from autoconv.cuda.device import CUDA
 from autoconv.errors import ArrayError
+from autoconv.networks.choice.choose import Choices
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     Pool,
@@ -46,7 +47,7 @@ def test_arrays_in_nhwc_are_converted_in_between(cupy: FakeCuPy, options: dict[s
     graph = Graph("two layouts")
     x = graph.add_input("x", TensorType((1, 3, 5, 7)))
     graph.outputs["y"] = graph.add("y", Pool(reduction="max", window=(2, 2)), x)
-    net = CompiledNetwork(graph, CUDA(0), options, None, ["y"])
+    net = CompiledNetwork(graph, CUDA(0), options, Choices(in_nhwc=frozenset({"y"})))
     assert net.in_nhwc == {"y"}
     assert difference(answer(net, cupy, drawn(graph)), evaluate(graph, drawn(graph))["y"]) == 0
     assert cupy.launches == 2 * ["transpose", "pool", "transpose"]
@@ -65,7 +66,7 @@ def test_a_batch_runs_in_parts_where_memory_is_short(cupy: FakeCuPy, options: di
     assert set(parts.images.values()) == {1}
     assert parts.arena_bytes < whole.arena_bytes
     assert difference(answer(parts, cupy, drawn(graph)), evaluate(graph, drawn(graph))["y"]) <= 1e-6
-    copies = [step.node.name for step in parts._schedule.steps if step.node.operator.kind == "Slice"]
+    copies = [step.node.name for step in parts._running.schedule.steps if step.node.operator.kind == "Slice"]
     assert copies == ["x 1:2"]
     assert [line.split()[0] for line in parts.explain().splitlines()[2:]] == ["pool", "pool.2", "y"]
     steps = parts.profile(cupy.asarray(drawn(graph)["x"]), repeat=1)

@@ -58,7 +58,7 @@ def test_a_stream_that_is_captured_is_refused(cupy: FakeCuPy, options: dict[str,
     with pytest.raises(PlanError, match="scaled: expected a stream that is not captured"):
         net.run(x)
     with pytest.raises(PlanError, match="scaled: expected a stream that is not captured"):
-        CudaInstance(net._schedule)
+        CudaInstance(net._running.schedule)
     cupy.current_stream.end_capture()
     assert difference(net.run(x), evaluate(graph, drawn(graph))["y"]) <= 1e-6
 

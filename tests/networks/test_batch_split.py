@@ -19,6 +19,7 @@ from autoconv.errors import ConfigError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice import batch, choose
 from autoconv.networks.choice.batch import remember, ways_to_split
+from autoconv.networks.choice.choose import Choices
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.times import OperatorTimes
 from autoconv.networks.graph import Graph
@@ -48,8 +49,8 @@ kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot targe
 ONES = (1, 1, 1, 1)
 
 
-def in_parts(graph: Graph, images: dict[str, int], last: Any = (), **options: Any) -> CompiledNetwork:
-    return CompiledNetwork(graph, CPU.current(), {"vendors": False, **options}, None, last, images)
+def in_parts(graph: Graph, images: dict[str, int], in_nhwc: Any = (), **options: Any) -> CompiledNetwork:
+    return compiled(graph, known=Choices(in_nhwc=frozenset(in_nhwc), images=images), **options)
 
 
 def chain(images: int, count: int = 3) -> Graph:
@@ -345,7 +346,7 @@ def test_answers_of_any_type_are_compared(dtype: type) -> None:
 def test_kernels_of_ours_are_not_run_to_see_whether_they_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even those that pack filters in every run, which is no part of the single call."""
     graph = graph_of(Conv(), (4, 8, 6, 6), (8, 8, 1, 1))
-    schedule = CompiledNetwork(graph, CPU.current(), {"vendors": False}, {"y": "gemm"})._schedule
+    schedule = compiled(graph, known=Choices({"y": "gemm"}))._running.schedule
     assert [step.function is None for step in schedule.steps] == [False]
     monkeypatch.setattr(contest, "Instance", None)
     assert contest.repeatable(schedule)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import agree, filters, halves
+from graphs import agree, compiled, filters, halves
 
 import autoconv
 from autoconv.cpu import pool
@@ -17,7 +17,7 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.errors import ConfigError
 from autoconv.networks.choice import fused as choice
-from autoconv.networks.choice.choose import planned
+from autoconv.networks.choice.choose import Choices, planned
 from autoconv.networks.choice.fused import with_fused
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.graph import Graph
@@ -53,7 +53,7 @@ def names(graph: Graph) -> list[tuple[str, ...]]:
 
 
 def network(graph: Graph, cut: dict[str, FusedBlocking], images: Any = None, **options: Any) -> CompiledNetwork:
-    return CompiledNetwork(graph, CPU.current(), {"vendors": False, **options}, None, (), images, cut)
+    return compiled(graph, known=Choices(images=images or {}, fused=cut), **options)
 
 
 def test_chains_are_as_long_as_they_can_be() -> None:
@@ -168,7 +168,7 @@ def test_fused_layers_read_and_store_parts_of_arrays(images: int) -> None:
     graph.outputs["y"] = graph.add("y", Conv(), joined, graph.add_constant("w", filters(5, 16, 1, 1)))
     net = network(graph, {"narrow": CUT})
     assert list(net.fused) == ["narrow"]
-    views = net._schedule.views
+    views = net._running.schedule.views
     assert views.free == {"left", "right"}
     assert (views.root("narrow"), views.root("right")) == (("joined", 8 * 90 * 4), ("a", 8 * 90 * 4))
     agree(net, graph, 1e-5)
@@ -179,7 +179,7 @@ def test_what_was_quicker_is_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
     """One race for chains alike; what lost stays apart; no race without timing, and another for other kernels."""
     graph, device, options, raced = blocks(2, batch=8), CPU.current(), {"vendors": False}, []
     asked = NetworkOptions.of(options)
-    made = planned(graph, (), {}, device, asked, {}, "heuristic")
+    made = planned(graph, Choices(), device, asked, "heuristic")
 
     def race(won: bool) -> None:
         def quickest(schedules: Any, cache: Any, part: bool) -> tuple[int, list[float]]:
@@ -220,8 +220,8 @@ def test_what_was_quicker_is_recalled_with_other_plans_until_it_is_raced(monkeyp
         return 1 - len(raced) // 2, [1.0] * len(schedules)
 
     monkeypatch.setattr(choice, "quickest", quickest)
-    made = planned(graph, (), {}, device, options, {}, "heuristic")
-    other = planned(graph, (), {}, device, options, {"wide0": "numpy.gemm[tile=image]"}, "heuristic")
+    made = planned(graph, Choices(), device, options, "heuristic")
+    other = planned(graph, Choices({"wide0": "numpy.gemm[tile=image]"}), device, options, "heuristic")
     found = with_fused(made, device, options, "hybrid").fused
     assert list(found) == ["narrow0"]
     assert with_fused(other, device, options, "heuristic").fused == found
@@ -235,7 +235,7 @@ def test_what_was_quicker_is_recalled_with_other_plans_until_it_is_raced(monkeyp
 @pytest.mark.parametrize("cut", [[0, 8], [10, 8], [4, 5], [4, 8.0], [4], "48", 4])
 def test_a_record_by_which_nothing_can_be_cut_counts_for_nothing(cut: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, device, options = blocks(batch=2), CPU.current(), NetworkOptions.of({"vendors": False})
-    made = planned(graph, (), {}, device, options, {}, "heuristic")
+    made = planned(graph, Choices(), device, options, "heuristic")
     monkeypatch.setattr(choice.Kept, "get", lambda self, what: {"blocking": cut})
     assert with_fused(made, device, options, "heuristic").fused == {}
     monkeypatch.setattr(choice.Kept, "get", lambda self, what: {"blocking": [4, 8]})
@@ -253,7 +253,7 @@ def test_only_what_fits_the_limit_is_raced(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(choice, "quickest", quickest)
     for limit in (None, 0):
         options = NetworkOptions.of({"vendors": False, "workspace_limit": limit})
-        made = planned(graph, (), {}, device, NetworkOptions.of({"vendors": False}), {}, "heuristic")
+        made = planned(graph, Choices(), device, NetworkOptions.of({"vendors": False}), "heuristic")
         with_fused(made, device, options, "hybrid")
     assert raced[0] > 1
     assert raced[1] == 1
@@ -294,7 +294,7 @@ def test_saved_networks_keep_what_is_fused(tmp_path: Path) -> None:
 def test_what_is_fused_is_given_up_with_the_layouts_it_was_chosen_for(tmp_path: Path) -> None:
     """A memory limit puts all in NCHW, where other chains may begin and end."""
     graph, path = blocks(), tmp_path / "net.autoconv"
-    in_nhwc = CompiledNetwork(graph, CPU.current(), {"vendors": False}, None, ("narrow0",), {}, {"deep0": CUT})
+    in_nhwc = compiled(graph, known=Choices(in_nhwc=frozenset({"narrow0"}), fused={"deep0": CUT}))
     assert in_nhwc.fused == {"deep0": CUT}
     in_nhwc.save(path)
     assert autoconv.load(path).fused == {"deep0": CUT}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import agree, drawn, filters, small
+from graphs import agree, compiled, drawn, filters, small
 
 from autoconv.cpu import pool
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
@@ -19,6 +19,7 @@ from autoconv.cpu.device import CPU
 from autoconv.errors import CacheWarning, ConfigError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice import together
+from autoconv.networks.choice.choose import Choices
 from autoconv.networks.choice.layouts import channels_last, laid_out
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.times import OperatorTimes
@@ -34,6 +35,7 @@ from autoconv.records.schema import Facts
 from autoconv.tuning.planner import forget_plans, plan, resolved_cache
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+AB = Choices(in_nhwc=frozenset({"a", "b"}))
 TWICE = tuple((n // 2,) for n in range(10))
 
 
@@ -86,7 +88,7 @@ def test_one_conversion_serves_all() -> None:
 def test_networks_run_in_any_layouts() -> None:
     for graph in (mixed(), optimized(small(2))):
         for last in (movable(graph), movable(graph)[::2]):
-            net = CompiledNetwork(graph, CPU.current(), {"vendors": False}, None, last)
+            net = compiled(graph, known=Choices(in_nhwc=frozenset(last)))
             assert net.foreign == []
             assert net.explain().count(" NHWC ") == sum(" NHWC" in s.operator for s in net.profile(**drawn(graph))) > 0
             agree(net, graph, 1e-5)
@@ -232,26 +234,26 @@ def test_limits_hold_in_either_layout(monkeypatch: pytest.MonkeyPatch, tmp_path:
 @kernels
 def test_layouts_are_kept_with_a_network(tmp_path: Path) -> None:
     graph, path = mixed(), tmp_path / "net.autoconv"
-    net = CompiledNetwork(graph, CPU.current(), {"vendors": False}, None, ["a", "b"])
+    net = compiled(graph, known=AB)
     net.save(path)
     again = load(path)
     assert again.explain() == net.explain()
     assert "Conv NHWC" in again.explain()
     agree(again, graph, 1e-5)
     kept = saved.read(path)
-    saved.write(path, kept.graph, replace(net._made, in_nhwc=frozenset({"gate", "nobody"})), net.device)
+    saved.write(path, kept.graph, replace(kept.choices, in_nhwc=frozenset({"gate", "nobody"})), net.device)
     with pytest.raises(ConfigError, match="nhwc: expected nodes that can be in NHWC, got nobody"):
         load(path)
 
 
 @kernels
 def test_what_is_explained_is_one_choice_whatever_is_chosen_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = CompiledNetwork(mixed(), CPU.current(), {"vendors": False}, None, ["a", "b"])
+    net = compiled(mixed(), known=AB)
     expected, lines = net.explain(), listing.lines
 
     def lines_and_another_choice(*given: Any) -> list[listing.Line]:
         found = lines(*given)
-        net._compile("heuristic", {}, ())
+        net._compile("heuristic", Choices())
         return found
 
     monkeypatch.setattr(listing, "lines", lines_and_another_choice)
@@ -263,10 +265,10 @@ def test_what_is_explained_is_one_choice_whatever_is_chosen_meanwhile(monkeypatc
 @kernels
 def test_layouts_that_do_not_fit_are_not_taken() -> None:
     graph = mixed()
-    free = CompiledNetwork(graph, CPU.current(), {"vendors": False}, None, movable(graph))
-    first = CompiledNetwork(graph, CPU.current(), {"vendors": False}, None, ())
+    all_moved = Choices(in_nhwc=frozenset(movable(graph)))
+    free, first = compiled(graph, known=all_moved), compiled(graph, known=Choices())
     for limit in (free.arena_bytes, free.arena_bytes - 1, first.arena_bytes):
-        net = CompiledNetwork(graph, CPU.current(), {"vendors": False, "memory_limit": limit}, None, movable(graph))
+        net = compiled(graph, known=all_moved, memory_limit=limit)
         assert net.arena_bytes <= limit
         assert ("NHWC" in net.explain()) == (limit >= free.arena_bytes)
         agree(net, graph, 1e-5)

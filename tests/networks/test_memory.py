@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoconv.cpu import pool
-from autoconv.cpu.device import CPU
+from autoconv.networks.choice.choose import Choices
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     Concat,
@@ -25,7 +25,6 @@ from autoconv.networks.operators import (
     Slice,
     TensorType,
 )
-from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.memory import ALIGNMENT, Block, Views, arranged, rounded
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
@@ -40,7 +39,7 @@ def test_arrays_lie_within_each_other() -> None:
     assert "joined" not in views.free  # one part of it is there twice
     assert views.root("joined") == ("again", 0)
     assert views.root("half") == ("again", 10 * 30 * 4)
-    assert "again" not in [step.node.name for step in net._schedule.steps]
+    assert "again" not in [step.node.name for step in net._running.schedule.steps]
     batch = compiled(small(2)).graph
     in_batch = Views(batch)
     assert "half" not in in_batch.free  # who reads it takes images without a gap
@@ -193,9 +192,9 @@ def test_no_name_of_an_array_is_that_of_scratch_memory() -> None:
         w = graph.add_constant("w", filters(8, 8, 3, 3))
         value = graph.add(name, Conv(padding=((1, 1), (1, 1))), value, w)
     graph.outputs["y"] = graph.add("y", Elementwise(("neg", 0)), value)
-    net = CompiledNetwork(graph, CPU.current(), {"vendors": False}, dict.fromkeys(names, "winograd"))
-    blocks = net._schedule.blocks
-    needed = [max(call.workspace_bytes for call in step.calls) for step in net._schedule.steps]
+    net = compiled(graph, known=Choices(dict.fromkeys(names, "winograd")))
+    blocks = net._running.schedule.blocks
+    needed = [max(call.workspace_bytes for call in step.calls) for step in net._running.schedule.steps]
     assert min(needed[: len(names)]) > 0
     assert [blocks[n].nbytes for n, nbytes in enumerate(needed) if nbytes] == needed[: len(names)]
     assert all(blocks[name].nbytes == graph.types[name].nbytes for name in names[:-1])
@@ -204,7 +203,7 @@ def test_no_name_of_an_array_is_that_of_scratch_memory() -> None:
 
 def test_no_more_memory_than_is_needed_at_once() -> None:
     net = compiled(small(1))
-    schedule = net._schedule
+    schedule = net._running.schedule
     blocks = schedule.blocks
     assert schedule.arena_bytes < sum(block.nbytes for block in blocks.values())
     assert net.arena_bytes == schedule.arena_bytes <= 1.15 * least_bytes(list(blocks.values()))

@@ -9,10 +9,9 @@ from graphs import agree, compiled, filters
 
 import autoconv
 from autoconv.cpu import pool
-from autoconv.cpu.device import CPU
+from autoconv.networks.choice.choose import Choices
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Elementwise, MatMul, TensorType
-from autoconv.networks.run.compiled import CompiledNetwork
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 
@@ -27,8 +26,7 @@ def test_products_of_computed_matrices_are_layers(
     c = graph.add_input("c", TensorType((*left[:-1], right[-1])))
     y = graph.add("sum", Elementwise(("add", 0, 1)), graph.add("product", MatMul(), a, b), c)
     graph.outputs = {"y": graph.add("y", Elementwise(("relu", 0)), y)}
-    chosen = {} if candidate is None else {"y.product": candidate}
-    net = CompiledNetwork(graph, CPU.current(), {"vendors": False}, chosen)
+    net = compiled(graph, known=None if candidate is None else Choices({"y.product": candidate}))
     assert net.plans["y.product"].layer.residual
     assert candidate in (None, net.plans["y.product"].candidate.algorithm)
     assert net.foreign == []

@@ -23,6 +23,7 @@ from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import sequence
 from autoconv.errors import ArrayError, ConfigError, PlanError
+from autoconv.networks.choice.choose import Choices
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     Conv,
@@ -61,7 +62,7 @@ def test_slopes_for_every_channel_have_a_kernel(last: tuple[str, ...]) -> None:
     a = graph.add("a", Conv(), x, graph.add_constant("w", filters(6, 3, 1, 1)))
     slopes = graph.add_constant("k", np.linspace(-0.5, 2, 6, dtype=np.float32).reshape(6, 1, 1))
     graph.outputs = {"y": graph.add("y", Elementwise(("prelu", 0, 1)), a, slopes)}
-    net = CompiledNetwork(graph, CPU.current(), {"vendors": False}, None, last)
+    net = compiled(graph, known=Choices(in_nhwc=frozenset(last)))
     assert net.foreign == []
     agree(net, graph, 1e-5)
 
@@ -79,17 +80,17 @@ def test_a_kernel_of_several_passes_runs_within_the_single_call(caches: tuple[in
     y = graph.add("sum", Elementwise(("add", 0, 1)), y, other)
     graph.outputs = {"y": graph.add("y", Elementwise(("relu", 0)), y)}
     device = device_with(CPU.current().instruction_set, 2, caches)
-    net = CompiledNetwork(graph, device, {"vendors": False}, {"y": "direct.polyphase"})
+    net = compiled(graph, device, Choices({"y": "direct.polyphase"}))
     assert net.plans["y"].candidate.algorithm == "direct.polyphase"
     assert str(net.plans["y"].layer).endswith("-bias-residual-relu")
-    assert (len(net._schedule.steps), net.foreign, net._schedule.segments) == (2, [], 1)
-    assert len(net._schedule.calls) == 1 + 2 * (1 if caches is None else 3)
+    assert (len(net._running.schedule.steps), net.foreign, net._running.schedule.segments) == (2, [], 1)
+    assert len(net._running.schedule.calls) == 1 + 2 * (1 if caches is None else 3)
     agree(net, graph, 1e-5)
 
 
 @kernels
 def test_denormals_are_kept_where_tuning_is_asked_to() -> None:
-    assert compiled(small(1)).tune("direct", denormals="keep")._schedule.keep_denormals
+    assert compiled(small(1)).tune("direct", denormals="keep")._running.schedule.keep_denormals
 
 
 @kernels
@@ -97,7 +98,7 @@ def test_every_step_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     net = compiled(small(1))
     x = drawn(net.graph)
     steps = net.profile(**x, repeat=3)
-    assert [step.name for step in steps] == [step.node.name for step in net._schedule.steps]
+    assert [step.name for step in steps] == [step.node.name for step in net._running.schedule.steps]
     assert all(step.seconds > 0 for step in steps)
     assert [step.name for step in steps if step.is_layer] == ["a.relu", "b.sum", "c.silu", "up", "scores"]
     settled: list[list[tuple[int, ...]]] = []
@@ -110,7 +111,7 @@ def test_every_step_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CPU, "settle", settle)
     alone = net.profile(**x, repeat=1, alone=True)
     assert [step.name for step in alone] == [step.name for step in steps]
-    for step, (scratch, *shapes) in zip(net._schedule.steps, settled, strict=True):
+    for step, (scratch, *shapes) in zip(net._running.schedule.steps, settled, strict=True):
         assert scratch == (max(call.workspace_bytes for call in step.calls),)
         computed = [name for name in step.node.inputs if name not in net.graph.constants]
         assert shapes == [net.graph.types[name].shape for name in (step.node.name, *reversed(computed))]
@@ -143,12 +144,14 @@ def test_the_command_runs_a_network(option: list[str], tmp_path: Path) -> None:
 def test_as_many_threads_take_part_in_a_layer_as_when_it_runs_alone() -> None:
     device = CPU.current(2)
     net = compiled(small(1), device)
-    layers = {s.node.name: s.calls[0].party for s in net._schedule.steps if s.node.name in net.plans and s.calls}
+    layers = {
+        s.node.name: s.calls[0].party for s in net._running.schedule.steps if s.node.name in net.plans and s.calls
+    }
     assert layers
     assert layers == {name: net.plans[name].kernel.calls()[0].party for name in layers}
     tables = [part._words[1:] for part in net._instances[0]._parts if hasattr(part, "_words")]
     rows = np.concatenate(tables).reshape(-1, sequence.ROW)
-    assert list(rows[:, 1]) == [call.party or 2 for call in net._schedule.calls]
+    assert list(rows[:, 1]) == [call.party or 2 for call in net._running.schedule.calls]
 
 
 @kernels

@@ -17,12 +17,12 @@ from autoconv.common.types import DTYPES
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError
+from autoconv.networks.choice.choose import Choices
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Concat, Conv, Elementwise, Pad, Slice, TensorType
 from autoconv.networks.operators.sampling import Sampler
 from autoconv.networks.passes import optimized
 from autoconv.networks.run import saved
-from autoconv.networks.run.compiled import CompiledNetwork
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 
@@ -75,7 +75,7 @@ def test_a_saved_network_keeps_its_nodes(tmp_path: Path) -> None:
     graph.outputs["y"] = graph.add("y", Conv(), m, graph.add_constant("v", filters(4, 4, 1, 1)))
     images = dict.fromkeys(optimized(graph).nodes, 1)
     assert set(images) > set(optimized(optimized(graph)).nodes)
-    net = CompiledNetwork(graph, CPU.current(), {"vendors": False}, None, (), images)
+    net = compiled(graph, known=Choices(images=images))
     net.save(tmp_path / "net.autoconv")
     again = autoconv.load(tmp_path / "net.autoconv")
     assert again.images == images
@@ -89,7 +89,7 @@ def test_what_is_not_of_today_is_found_anew(path: Path, change: str) -> None:
     if change == "device":
         changed(path, device="cpu-of-another")
     else:
-        changed(path, candidates=dict.fromkeys(kept.candidates, "gone[BM=1]"))
+        changed(path, candidates=dict.fromkeys(kept.choices.candidates, "gone[BM=1]"))
     net, again = compiled(small(1)), autoconv.load(path)
     x = drawn(net.graph)
     for name, y in again.run(**x).items():

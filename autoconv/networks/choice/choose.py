@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,28 @@ from autoconv.networks.run.runtime import step_maker
 from autoconv.plans import Plan
 from autoconv.tuning.candidates import UNUSUAL
 from autoconv.tuning.planner import plan
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What was chosen for a network, by the names of its nodes after all passes.
+
+    Attributes
+    ----------
+    candidates : dict of str to str
+        Of layers; those that are not among them are chosen anew.
+    in_nhwc : frozenset of str
+        The nodes whose arrays are in NHWC.
+    images : dict of str to int
+        The nodes that are computed for so many images at a time.
+    fused : dict of str to FusedBlocking
+        The nodes that one kernel computes together with those before them, and how it is cut.
+    """
+
+    candidates: Mapping[str, str] = field(default_factory=dict)
+    in_nhwc: frozenset[str] = frozenset()
+    images: Images = field(default_factory=dict)
+    fused: Mapping[str, FusedBlocking] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,18 +75,22 @@ class Planned:
     in_nhwc: frozenset[str]
     fused: dict[str, FusedBlocking] = field(default_factory=dict)
 
+    @property
+    def choices(self) -> Choices:
+        """What has to be known to plan the same again."""
+        candidates = {name: str(plan.candidate) for name, plan in self.plans.items()}
+        return Choices(candidates, self.in_nhwc, self.parts.images, self.fused)
+
 
 def planned(
     graph: Graph,
-    last: Collection[str],
-    images: Images,
+    choices: Choices,
     device: Device,
     options: NetworkOptions,
-    candidates: Mapping[str, str],
     mode: str,
     prices: Mapping[str, float] = MappingProxyType({}),
 ) -> Planned:
-    """The graph with these arrays in NHWC and its batch in these parts, and a plan for every layer.
+    """The graph in the layouts and in the parts of the batch that were chosen, and a plan for every layer.
 
     Where that does not fit into the memory limit as it is, all is in NCHW, for as many images at a time as do fit;
     where one image does not, its layers give way.
@@ -73,11 +99,9 @@ def planned(
     ----------
     graph : Graph
         After all passes, in NCHW.
-    last : collection of str
-        As for `laid_out`.
-    images : mapping of str to int
-        As for `split`.
-    device, options, candidates, mode, prices
+    choices : Choices
+        But for what is fused.
+    device, options, mode, prices
         As for `plans_for`.
 
     Returns
@@ -90,20 +114,19 @@ def planned(
         As `plans_for` does.
     """
     limit = options.memory_limit
-    ways: list[tuple[Collection[str], Images]] = [(last, images)]
-    if limit is not None:
-        ways += [((), {})] if last or images else []
-        ways += [((), at_a_time(graph, count)) for count in reversed(divisors(batch_of(graph))[:-1])]
-    for in_nhwc, parts in ways:
-        found = split(laid_out(graph, in_nhwc), parts)
+    ways = [choices]
+    if limit is not None:  # candidates were chosen for other layers
+        ways += [Choices()] if choices.in_nhwc or choices.images else []
+        ways += [Choices(images=at_a_time(graph, count)) for count in reversed(divisors(batch_of(graph))[:-1])]
+    for way in ways:
+        found = split(laid_out(graph, way.in_nhwc), way.images)
         views = Views(found.graph, device.alignment, device.pitched)
         # Where not even the arrays fit, no plans would, which may have to be timed.
         if limit is None or _needed(found, views, {}, device) <= limit:
-            plans = plans_for(found, views, device, replace(options, memory_limit=None), candidates, mode, prices)
+            plans = plans_for(found, views, device, replace(options, memory_limit=None), way.candidates, mode, prices)
             if limit is None or _needed(found, views, plans, device) <= limit:
-                return Planned(found, views, plans, frozenset(in_nhwc))
-        candidates = {}  # they were chosen for other layers
-    return Planned(found, views, plans_for(found, views, device, options, candidates, mode, prices), frozenset(in_nhwc))
+                return Planned(found, views, plans, way.in_nhwc)
+    return Planned(found, views, plans_for(found, views, device, options, {}, mode, prices), way.in_nhwc)
 
 
 def plans_for(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -17,13 +17,12 @@ from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import ArrayError, ConfigError
 from autoconv.networks.choice.batch import remember, ways_to_split
-from autoconv.networks.choice.choose import Planned, planned
-from autoconv.networks.choice.fused import Blockings, with_fused
+from autoconv.networks.choice.choose import Choices, Planned, planned
+from autoconv.networks.choice.fused import with_fused
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.tolerance import check_error, chosen_within, expected_error, keeps_error
 from autoconv.networks.graph import Graph
 from autoconv.networks.passes import optimized
-from autoconv.networks.passes.batch_split import Images
 from autoconv.networks.run import listing, saved
 from autoconv.networks.run.contest import quickest, repeatable
 from autoconv.networks.run.instance import Instance, Schedule
@@ -38,6 +37,13 @@ if TYPE_CHECKING:
     from autoconv.networks.run.cuda_instance import CudaInstance
 
 
+class Running(NamedTuple):
+    """What was chosen, and the steps of that very choice: one value, which `tune` may replace at any time."""
+
+    made: Planned
+    schedule: Schedule
+
+
 class CompiledNetwork:
     """A network, ready to run: made by `autoconv.load`.
 
@@ -46,19 +52,8 @@ class CompiledNetwork:
 
     Attributes
     ----------
-    graph : Graph
-        What is computed, after all passes, in the layouts that were chosen.
     device : CPU or CUDA
         Where.
-    plans : dict of str to Plan
-        How each convolution and fully connected layer, and on a CPU each product of two computed matrices, is computed,
-        by the name of its node.
-    in_nhwc : frozenset of str
-        The nodes whose arrays are in NHWC; all other arrays are as the model states them.
-    images : dict of str to int
-        The nodes that are computed for so many images at a time; all others are for the whole batch.
-    fused : dict of str to FusedBlocking
-        The nodes that one kernel computes together with those before them, and how it is cut.
     """
 
     def __init__(
@@ -66,49 +61,36 @@ class CompiledNetwork:
         graph: Graph,
         device: Device,
         options: Mapping[str, Any],
-        candidates: Mapping[str, str] | None = None,
-        last: Collection[str] | None = None,
-        images: Images | None = None,
-        fused: Blockings | None = None,
-        *,
-        passed: bool = False,  # through all passes already: names among what is known are those of its nodes
+        known: Choices | None = None,  # of the nodes of a graph after all passes
     ) -> None:
-        self._first, self.device = for_device(graph if passed else optimized(graph), device), device  # all in NCHW
+        self.device = device
+        self._first = for_device(optimized(graph) if known is None else graph, device)  # all in NCHW
         check_fits(self._first, device)
         self._options = dict(options)
         self._lock = threading.Lock()
         renew_in_children(self, "_lock")
-        self.plans: dict[str, Plan] = {}
-        self.in_nhwc: frozenset[str] = frozenset()
-        self.images: dict[str, int] = {}
-        self.fused: dict[str, FusedBlocking] = {}
         self._instances: list[Instance | CudaInstance] = []  # idle ones
-        self._compile("heuristic", candidates or {}, last, images, fused)
+        self._compile("heuristic", known)
 
-    def _compile(
-        self,
-        mode: str,
-        candidates: Mapping[str, str],
-        last: Collection[str] | None = None,
-        images: Images | None = None,
-        fused: Blockings | None = None,
-        **changes: Any,
-    ) -> None:
+    def _compile(self, mode: str, known: Choices | None = None, **changes: Any) -> None:
         """Choose layouts, parts of the batch and plans, but for what is known of them, and arrange all anew."""
         options = NetworkOptions.of({**self._options, **changes})
         prices: Mapping[str, float] = {}
-        known = last is not None
-        if last is None:
-            last, prices = chosen_within(self._first, self.device, options, mode)
-        ways = [images] if images is not None else ways_to_split(self._first, last, self.device, options, mode)
+        if known is None:
+            in_nhwc, prices = chosen_within(self._first, self.device, options, mode)
+            parts = ways_to_split(self._first, in_nhwc, self.device, options, mode)
+            ways = [Choices(in_nhwc=in_nhwc, images=images) for images in parts]
+        else:
+            ways = [known]
         found = []
         for n, way in enumerate(ways):
             kind = "heuristic" if n else mode  # those after the first rest on what has been timed
-            made = planned(self._first, last, way, self.device, options, candidates, kind, prices)
-            as_meant = (made.in_nhwc, made.parts.images) == (frozenset(last), way)  # and no memory limit in the way
-            found.append(with_fused(made, self.device, options, kind, fused if as_meant else None))
-        if known and not keeps_error(self._first, found[0].plans, self.device, options):
-            self._compile(mode, {}, **changes)  # as if nothing were known
+            made = planned(self._first, way, self.device, options, kind, prices)
+            as_meant = (made.in_nhwc, made.parts.images) == (way.in_nhwc, way.images)  # and no memory limit in the way
+            fused = known.fused if known is not None and as_meant else None
+            found.append(with_fused(made, self.device, options, kind, fused))
+        if known is not None and not keeps_error(self._first, found[0].plans, self.device, options):
+            self._compile(mode, **changes)  # as if nothing were known
             return
         check_error(self._first, found[0].plans, self.device, options)
         found[1:] = [made for made in found[1:] if keeps_error(self._first, made.plans, self.device, options)]
@@ -118,12 +100,10 @@ class CompiledNetwork:
         if len(found) > 1 and repeatable(schedules[0]):
             best, seconds = quickest(schedules, options.cache)
             remember(found[best].parts.whole, found[best].parts.images, seconds, self.device, options)
-        made, schedule = found[best], schedules[best]
-        instance = instance_of(schedule)
+        instance = instance_of(schedules[best])
         with self._lock:
-            self._made, self.graph, self.plans = made, made.parts.whole, made.plans
-            self.in_nhwc, self.images, self.fused = made.in_nhwc, made.parts.images, made.fused
-            idle, self._schedule, self._instances = self._instances, schedule, [instance]
+            self._running = Running(found[best], schedules[best])
+            idle, self._instances = self._instances, [instance]
         for one in idle:
             one.finish()
 
@@ -149,21 +129,49 @@ class CompiledNetwork:
         if not isinstance(path, str | os.PathLike):
             raise ConfigError(f"path={path!r}: expected a path, as str or Path")
         try:
-            saved.write(Path(path), self._first, self._made, self.device)
+            saved.write(Path(path), self._first, self._running.made.choices, self.device)
         except ConfigError:
             raise
         except (OSError, ValueError) as error:  # ValueError: a name with a null byte
             raise ConfigError(f"{path}: cannot be written: {reason(error)}") from None
 
     @property
+    def graph(self) -> Graph:
+        """What is computed, after all passes, in the layouts that were chosen."""
+        return self._running.made.parts.whole
+
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """How each convolution and fully connected layer is computed, by the name of its node.
+
+        On a CPU each product of two computed matrices, too.
+        """
+        return self._running.made.plans
+
+    @property
+    def in_nhwc(self) -> frozenset[str]:
+        """The nodes whose arrays are in NHWC; all other arrays are as the model states them."""
+        return self._running.made.in_nhwc
+
+    @property
+    def images(self) -> dict[str, int]:
+        """The nodes that are computed for so many images at a time; all others are for the whole batch."""
+        return self._running.made.parts.images
+
+    @property
+    def fused(self) -> dict[str, FusedBlocking]:
+        """The nodes that one kernel computes together with those before them, and how it is cut."""
+        return self._running.made.fused
+
+    @property
     def arena_bytes(self) -> int:
         """Bytes of all arrays between input and output, scratch memory included, of one run at a time."""
-        return self._schedule.arena_bytes
+        return self._running.schedule.arena_bytes
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all filters as kernels read them, and of other constants."""
-        return self._schedule.weight_bytes
+        return self._running.schedule.weight_bytes
 
     @property
     def error(self) -> float:
@@ -173,7 +181,7 @@ class CompiledNetwork:
     @property
     def foreign(self) -> list[str]:
         """The nodes that no kernel of ours computes."""
-        return listing.foreign(*self._running())
+        return listing.foreign(*self._running)
 
     def tune(self, mode: str = "profile", **options: Any) -> CompiledNetwork:
         """Time the candidates of every layer that has no facts yet, and run by the best from now on.
@@ -204,7 +212,7 @@ class CompiledNetwork:
         >>> import autoconv
         >>> net = autoconv.load("model.onnx").tune(budget=0.2)  # doctest: +SKIP
         """
-        self._compile(mode, {}, **options)
+        self._compile(mode, **options)
         return self
 
     def run(self, /, *arrays: Array, **named: Array) -> Any:
@@ -239,14 +247,14 @@ class CompiledNetwork:
         """
         inputs = inputs_of(self.graph, self.device, arrays, named)
         with self._lock:
-            schedule = self._schedule
+            schedule = self._running.schedule
             instance = next((one for one in self._instances if one.available()), None)
             if instance is not None:
                 self._instances.remove(instance)
         instance = instance or instance_of(schedule)
         found = instance.run(inputs)
         with self._lock:
-            kept = instance.schedule is self._schedule and len(self._instances) < instance.most_idle
+            kept = instance.schedule is self._running.schedule and len(self._instances) < instance.most_idle
             if kept:
                 self._instances.append(instance)
         if not kept:
@@ -281,7 +289,7 @@ class CompiledNetwork:
         if type(repeat) is not int or repeat < 1:
             raise ArrayError(f"repeat={repeat!r}: expected an integer of at least 1")
         inputs = inputs_of(self.graph, self.device, arrays, named)
-        made, schedule = self._running()
+        made, schedule = self._running
         instance, runs = instance_of(schedule, apart=True), []
         instance.run(inputs)
         for _ in range(repeat):
@@ -289,11 +297,6 @@ class CompiledNetwork:
             instance.run(inputs, seconds, alone)
             runs.append(seconds)
         return listing.times(listing.lines(made, schedule.steps), np.median(runs, axis=0).tolist(), made.plans)
-
-    def _running(self) -> tuple[Planned, Schedule]:
-        """What was chosen, and the steps of that very choice, which `tune` may replace at any time."""
-        with self._lock:
-            return self._made, self._schedule
 
     def explain(self) -> str:
         """What runs every node, and in how much memory.
@@ -303,7 +306,7 @@ class CompiledNetwork:
         str
             Lines to print.
         """
-        made, schedule = self._running()
+        made, schedule = self._running
         listed, foreign = listing.lines(made, schedule.steps), listing.foreign(made, schedule)
         arrays, weights = size(schedule.arena_bytes), size(schedule.weight_bytes)
         error = expected_error(self._first, made.plans, self.device)
@@ -386,6 +389,5 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
     if batch is not None and not any(wanted.shape[:1] == (batch,) for wanted in graph.inputs.values()):
         told = ", ".join(f"{wanted.shape} of input {name!r}" for name, wanted in graph.inputs.items())
         raise ConfigError(f"{path}: batch={batch}: the file says {told or 'that there are no inputs'}")
-    chosen = kept.candidates if kept is not None and kept.device == found.key else None
-    known = (kept.last, kept.images, kept.fused) if kept is not None and chosen is not None else (None, None, None)
-    return CompiledNetwork(graph, found, {"vendors": False, **options}, chosen, *known, passed=chosen is not None)
+    known = kept.choices if kept is not None and kept.device == found.key else None
+    return CompiledNetwork(graph, found, {"vendors": False, **options}, known)

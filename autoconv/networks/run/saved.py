@@ -23,7 +23,7 @@ from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import ConfigError
 from autoconv.networks import operators
-from autoconv.networks.choice.choose import Planned
+from autoconv.networks.choice.choose import Choices
 from autoconv.networks.choice.layouts import channels_last, laid_out
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import ForeignTorch, Operator, TensorType
@@ -44,28 +44,18 @@ class Saved:
     Attributes
     ----------
     graph : Graph
-    candidates : dict of str to str
-        Of layers, by the names of their nodes.
-    last : frozenset of str
-        The nodes whose arrays are in NHWC.
-    images : dict of str to int
-        The nodes that are computed for so many images at a time.
-    fused : dict of str to FusedBlocking
-        The nodes that one kernel computes together with those before them.
+    choices : Choices
     device : str
         The key of the device that all this was chosen for.
     """
 
     graph: Graph
-    candidates: dict[str, str]
-    last: frozenset[str]
-    images: dict[str, int]
-    fused: dict[str, FusedBlocking]
+    choices: Choices
     device: str
 
 
-def write(path: Path, graph: Graph, made: Planned, device: Device) -> None:
-    """Write a graph after all passes, and how it runs on a device: a file, whole or not at all.
+def write(path: Path, graph: Graph, choices: Choices, device: Device) -> None:
+    """Write a graph after all passes, and what was chosen for it on a device: a file, whole or not at all.
 
     Raises
     ------
@@ -92,10 +82,10 @@ def write(path: Path, graph: Graph, made: Planned, device: Device) -> None:
             for node in graph.nodes.values()
         ],
         "outputs": graph.outputs,
-        "nhwc": sorted(made.in_nhwc),
-        "images": made.parts.images,
-        "fused": made.fused,
-        "candidates": {name: str(plan.candidate) for name, plan in made.plans.items()},
+        "nhwc": sorted(choices.in_nhwc),
+        "images": choices.images,
+        "fused": choices.fused,
+        "candidates": choices.candidates,
     }
     arrays[HEADER] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     with written_whole(path) as file:
@@ -124,9 +114,9 @@ def read(path: Path) -> Saved:
             header = json.loads(archive[HEADER].tobytes())
             graph = _graph(header, archive, path)
             candidates = {str(name): str(candidate) for name, candidate in header["candidates"].items()}
-            last = _last(header, graph)
-            images, fused = _images(header, graph, last), _fused(header, graph)
-            return Saved(graph, candidates, last, images, fused, str(header["device"]))
+            in_nhwc = _in_nhwc(header, graph)
+            images, fused = _images(header, graph, in_nhwc), _fused(header, graph)
+            return Saved(graph, Choices(candidates, in_nhwc, images, fused), str(header["device"]))
     except ConfigError:
         raise
     except Exception as error:  # whatever the archive's reader, NumPy's or JSON's makes of it
@@ -209,18 +199,18 @@ def _check_stored(graph: Graph, name: Any, operator: Operator) -> None:
         )
 
 
-def _last(header: Any, graph: Graph) -> frozenset[str]:
+def _in_nhwc(header: Any, graph: Graph) -> frozenset[str]:
     found = frozenset(map(str, header.get("nhwc", ())))
     if wrong := [n for n in sorted(found) if n not in graph.nodes or not channels_last(graph, graph.nodes[n])]:
         raise ConfigError(f"{graph.name}: nhwc: expected nodes that can be in NHWC, got {', '.join(wrong)}")
     return found
 
 
-def _images(header: Any, graph: Graph, last: Collection[str]) -> dict[str, int]:
+def _images(header: Any, graph: Graph, in_nhwc: Collection[str]) -> dict[str, int]:
     found = {str(name): count for name, count in header.get("images", {}).items()}
     if any(type(count) is not int for count in found.values()):
         raise ConfigError(f"{graph.name}: images: expected numbers of images, got {found}")
-    split(laid_out(graph, last), found)  # or it says what cannot be
+    split(laid_out(graph, in_nhwc), found)  # or it says what cannot be
     return found
 
 
