@@ -127,9 +127,9 @@ def test_parts_agree_with_float64(count: int, which: str) -> None:
 
 @kernels
 def test_parts_in_nhwc_give_what_networks_of_so_many_images_give() -> None:
-    graph, last = chain(4), ["c0", "c1"]
+    graph, in_nhwc = chain(4), ["c0", "c1"]
     images = {"c0": 2, "c1": 2}
-    net, of_two = in_parts(graph, images, last), in_parts(chain(2), {}, last)
+    net, of_two = in_parts(graph, images, in_nhwc), in_parts(chain(2), {}, in_nhwc)
     x = drawn(graph)["x"]
     np.testing.assert_array_equal(net.run(x), np.concatenate([of_two.run(x[:2]), of_two.run(x[2:])]))
     assert net.in_nhwc == {"c0", "c1"}

@@ -66,8 +66,8 @@ def test_the_answers_are_the_same_in_any_layouts(graph: Graph) -> None:
     expected = evaluate(graph, inputs)
     rng = np.random.default_rng(0)
     sets = [names, names[:1], names[-1:]] + [[n for n in names if rng.random() < 0.5] for _ in range(20)]
-    for last in sets:
-        found = laid_out(graph, last)
+    for in_nhwc in sets:
+        found = laid_out(graph, in_nhwc)
         assert {name: found.types[value] for name, value in found.outputs.items()} == {
             name: graph.types[value] for name, value in graph.outputs.items()
         }
@@ -87,8 +87,8 @@ def test_one_conversion_serves_all() -> None:
 @kernels
 def test_networks_run_in_any_layouts() -> None:
     for graph in (mixed(), optimized(small(2))):
-        for last in (movable(graph), movable(graph)[::2]):
-            net = compiled(graph, known=Choices(in_nhwc=frozenset(last)))
+        for in_nhwc in (movable(graph), movable(graph)[::2]):
+            net = compiled(graph, known=Choices(in_nhwc=frozenset(in_nhwc)))
             assert net.foreign == []
             assert net.explain().count(" NHWC ") == sum(" NHWC" in s.operator for s in net.profile(**drawn(graph))) > 0
             agree(net, graph, 1e-5)
@@ -156,9 +156,9 @@ def tree(channels: Collection[tuple[str, str, int, int]]) -> Graph:
 TREE = tree([("a", "x", 3, 8), ("b", "a", 8, 9), ("c", "a", 8, 10), ("d", "b", 9, 11), ("e", "c", 10, 12)])
 
 
-def seconds(graph: Graph, last: Collection[str], times: Mapping[str, float]) -> float:
+def seconds(graph: Graph, in_nhwc: Collection[str], times: Mapping[str, float]) -> float:
     """What a choice costs, by the graph that it makes: a second for each conversion."""
-    found = laid_out(graph, last)
+    found = laid_out(graph, in_nhwc)
     layers = [node.operator.layer([found.types[v] for v in node.inputs]) for node in found.nodes.values()
               if isinstance(node.operator, Conv)]  # fmt: skip
     turns = sum(isinstance(node.operator, Transpose) for node in found.nodes.values())
@@ -179,8 +179,8 @@ def test_no_other_layouts_take_less_time(seed: int, monkeypatch: pytest.MonkeyPa
     rng = np.random.default_rng(seed)
     recorded = {key: float(rng.integers(1, 30)) / 4 for layout in ("NCHW", "NHWC") for key in keys(TREE, layout)}
     Times(monkeypatch, recorded, {})
-    last = arrays_in_nhwc(TREE, CPU.current(), asked(tmp_path), "heuristic")
-    assert seconds(TREE, last, recorded) == min(seconds(TREE, other, recorded) for other in every(TREE))
+    in_nhwc = arrays_in_nhwc(TREE, CPU.current(), asked(tmp_path), "heuristic")
+    assert seconds(TREE, in_nhwc, recorded) == min(seconds(TREE, other, recorded) for other in every(TREE))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -190,8 +190,8 @@ def test_only_layers_that_may_gain_are_timed(seed: int, monkeypatch: pytest.Monk
     truth = {key: float(rng.choice([7.0, 9.5, 12.0])) for key in keys(TREE, "NHWC")}
     times = Times(monkeypatch, first, truth)
     monkeypatch.setattr(together, "HOPE", 0.7)
-    last = arrays_in_nhwc(TREE, CPU.current(), asked(tmp_path), "profile")
-    assert seconds(TREE, last, first | truth) == min(seconds(TREE, other, first | truth) for other in every(TREE))
+    in_nhwc = arrays_in_nhwc(TREE, CPU.current(), asked(tmp_path), "profile")
+    assert seconds(TREE, in_nhwc, first | truth) == min(seconds(TREE, other, first | truth) for other in every(TREE))
     monkeypatch.setattr(together, "HOPE", 0.95)  # half a second of each, and the fewest conversions take three
     times = Times(monkeypatch, first, truth)
     assert arrays_in_nhwc(TREE, CPU.current(), asked(tmp_path), "profile") == frozenset()

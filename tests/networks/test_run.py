@@ -55,14 +55,14 @@ def test_a_network_agrees_with_float64(batch: int, threads: int) -> None:
 
 
 @kernels
-@pytest.mark.parametrize("last", [(), ("y",), ("a", "y")])
-def test_slopes_for_every_channel_have_a_kernel(last: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("in_nhwc", [(), ("y",), ("a", "y")])
+def test_slopes_for_every_channel_have_a_kernel(in_nhwc: tuple[str, ...]) -> None:
     graph = Graph("slopes")
     x = graph.add_input("x", TensorType((2, 3, 5, 7)))
     a = graph.add("a", Conv(), x, graph.add_constant("w", filters(6, 3, 1, 1)))
     slopes = graph.add_constant("k", np.linspace(-0.5, 2, 6, dtype=np.float32).reshape(6, 1, 1))
     graph.outputs = {"y": graph.add("y", Elementwise(("prelu", 0, 1)), a, slopes)}
-    net = compiled(graph, known=Choices(in_nhwc=frozenset(last)))
+    net = compiled(graph, known=Choices(in_nhwc=frozenset(in_nhwc)))
     assert net.foreign == []
     agree(net, graph, 1e-5)
 

@@ -87,8 +87,8 @@ def chain(widths: list[int]) -> Graph:
 
 def within(graph: Graph, tmp_path: Path, mode: str = "heuristic", **options: Any) -> dict[str, Any]:
     asked = NetworkOptions.of({"cache": TuningCache(tmp_path, None), **options})
-    last, prices = chosen_within(graph, CPU.current(), asked, mode)
-    assert last == frozenset()
+    in_nhwc, prices = chosen_within(graph, CPU.current(), asked, mode)
+    assert in_nhwc == frozenset()
     return plans_for(split(graph, {}), Views(graph), CPU.current(), asked, {}, "heuristic", prices)
 
 

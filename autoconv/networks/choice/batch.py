@@ -41,7 +41,7 @@ MOST_PARTS = 16
 
 
 def ways_to_split(
-    graph: Graph, last: Collection[str], device: Device, options: NetworkOptions, mode: str
+    graph: Graph, in_nhwc: Collection[str], device: Device, options: NetworkOptions, mode: str
 ) -> list[dict[str, int]]:
     """In which parts of the batch a network may run: what won a race before, or else what is to be raced now.
 
@@ -49,7 +49,7 @@ def ways_to_split(
     ----------
     graph : Graph
         After all passes, in NCHW.
-    last : collection of str
+    in_nhwc : collection of str
         The nodes whose arrays are in NHWC.
     device : Device
         Of the CPU's caches; on others all is for the whole batch.
@@ -62,7 +62,7 @@ def ways_to_split(
     list of dict of str to int
         As `split` takes them: the whole batch first, or one alone where there is nothing to race.
     """
-    found = laid_out(graph, last)
+    found = laid_out(graph, in_nhwc)
     if batch_of(found) == 1 or not isinstance(device, CPU):
         return [{}]
     known = _recalled(found, device, options)

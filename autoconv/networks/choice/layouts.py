@@ -37,7 +37,7 @@ def conversion(to: Layout) -> Transpose:
     return Transpose(CHANNELS_LAST if to == LAST else CHANNELS_FIRST)
 
 
-def laid_out(graph: Graph, last: Collection[str]) -> Graph:
+def laid_out(graph: Graph, in_nhwc: Collection[str]) -> Graph:
     """The same graph with some arrays computed in NHWC; inputs and outputs stay as they are.
 
     Nodes keep their names. Where somebody takes an array in the layout in which it is not computed, one conversion
@@ -47,21 +47,21 @@ def laid_out(graph: Graph, last: Collection[str]) -> Graph:
     ----------
     graph : Graph
         After all passes, in NCHW.
-    last : collection of str
+    in_nhwc : collection of str
         Nodes for which `channels_last` finds something.
 
     Returns
     -------
     Graph
     """
-    if not last:
+    if not in_nhwc:
         return graph
     found = graph.copy()
     found.nodes = {}
     converted: dict[tuple[str, Layout], str] = {}
 
     def array(name: str, layout: Layout) -> str:
-        if layout == (LAST if name in last else FIRST):
+        if layout == (LAST if name in in_nhwc else FIRST):
             return name
         if (name, layout) not in converted:
             if (value := graph.constants.get(name)) is not None:
@@ -74,7 +74,7 @@ def laid_out(graph: Graph, last: Collection[str]) -> Graph:
     for node in graph.nodes.values():
         count = len(node.inputs)
         operator, layout, moved = node.operator, FIRST, tuple(range(count))
-        if node.name in last and (other := channels_last(graph, node)) is not None:
+        if node.name in in_nhwc and (other := channels_last(graph, node)) is not None:
             operator, layout, moved = other, LAST, other.images(count)
             moved += (1,) if isinstance(other, Conv) else ()  # the filters
         inputs = tuple(array(name, layout) if n in moved else name for n, name in enumerate(node.inputs))

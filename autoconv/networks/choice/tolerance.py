@@ -46,13 +46,13 @@ class Together(NamedTuple):
 
     Attributes
     ----------
-    last : frozenset of str
+    in_nhwc : frozenset of str
         The nodes whose arrays are in NHWC.
     prices : dict of str to float
         Seconds that the square of a layer's error costs, by the name of its node.
     """
 
-    last: frozenset[str]
+    in_nhwc: frozenset[str]
     prices: dict[str, float]
 
 
@@ -182,7 +182,7 @@ class _Search:
 
     def error(self, found: Together) -> float:
         """Of a choice."""
-        layers = {name: self._layer(name, found.prices.get(name, 0.0), name in found.last) for name in self.weights}
+        layers = {name: self._layer(name, found.prices.get(name, 0.0), name in found.in_nhwc) for name in self.weights}
         return self._combined(layers)
 
     def all_recorded(self) -> bool:
@@ -214,7 +214,7 @@ class _Search:
         """
         timed = 0
         for name, price in found.prices.items():
-            made = self._plan(name, price, name in found.last)
+            made = self._plan(name, price, name in found.in_nhwc)
             read = self._read(name)
             chosen = best_in_network(made, self.device, price, read)
             if chosen != best_in_network(made, self.device, read=read):
@@ -242,23 +242,23 @@ class _Search:
 
     def _spent(self, found: Together, limit: float) -> Together:
         """A choice in which single layers have a lower price, as far as the limit leaves room for it."""
-        prices, last = dict(found.prices), found.last
-        layers = {name: self._layer(name, price, name in last) for name, price in prices.items()}
+        prices, in_nhwc = dict(found.prices), found.in_nhwc
+        layers = {name: self._layer(name, price, name in in_nhwc) for name, price in prices.items()}
         for halving in range(1, HALVINGS + 1):
             lower = {name: price / 2**halving for name, price in found.prices.items()}
-            quicker = {name: self._layer(name, price, name in last) for name, price in lower.items()}
+            quicker = {name: self._layer(name, price, name in in_nhwc) for name, price in lower.items()}
             for name in sorted(quicker, key=lambda name: quicker[name].seconds - layers[name].seconds):
                 tried = layers | {name: quicker[name]}
                 if quicker[name].seconds < layers[name].seconds and self._combined(tried) <= limit:
                     layers, prices[name] = tried, lower[name]
-        return Together(last, prices)
+        return Together(in_nhwc, prices)
 
     def _combined(self, layers: Mapping[str, Chosen]) -> float:
         return combined({name: layer.error for name, layer in layers.items()}, self.weights)
 
-    def _layer(self, name: str, price: float, last: bool) -> Chosen:
+    def _layer(self, name: str, price: float, in_nhwc: bool) -> Chosen:
         """What is chosen for a layer at its price."""
-        made, read = self._plan(name, price, last), self._read(name)
+        made, read = self._plan(name, price, in_nhwc), self._read(name)
         best = best_in_network(made, self.device, price, read)
         seconds = cost(made, self.device, best, read=read) if best in made.timings else 0.0
         return Chosen(seconds, error_by(made, best, self.device))
@@ -278,11 +278,11 @@ class _Search:
         """Of all layers, each by its fastest candidate on record."""
         return sum(min(made.timings.values(), default=0.0) for made in map(self._plan, self.weights))
 
-    def _plan(self, name: str, price: float = 0.0, last: bool = False) -> Plan:
+    def _plan(self, name: str, price: float = 0.0, in_nhwc: bool = False) -> Plan:
         node = self.graph.nodes[name]
         layer = layer_of(self.graph, node)
         assert layer is not None
-        layer = layer.replace(layout="NHWC") if last else layer
+        layer = layer.replace(layout="NHWC") if in_nhwc else layer
         return plan_alone(self.graph, node, layer, self.mode, self.options.of_layers(self.device), price)
 
     def _price(self, name: str, price: float) -> float:
