@@ -19,7 +19,7 @@ from autoconv.cli import tune as verb
 from autoconv.cli.main import cli
 from autoconv.cpu import pool
 from autoconv.layer import ConvLayer
-from autoconv.networks.choice import together
+from autoconv.networks.choice import layout_choice
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.onnx_reader import read
 from autoconv.networks.passes import optimized
@@ -138,8 +138,8 @@ def test_layouts_that_cannot_be_chosen_are_a_failure(
 
 @pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 def test_layouts_are_tuned_with_the_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "HOPE", 1e-3)  # so that NHWC is worth a look
-    monkeypatch.setattr(together.OperatorTimes, "seconds", lambda times, operator, inputs: 0.0)
+    monkeypatch.setattr(layout_choice, "HOPE", 1e-3)  # so that NHWC is worth a look
+    monkeypatch.setattr(layout_choice.OperatorTimes, "seconds", lambda times, operator, inputs: 0.0)
     path = tmp_path / "net.onnx"
     weights = numpy_helper.from_array(np.ones((8, 8, 1, 1), np.float32), "w")
     ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 8, 9, 9]) for name in ("x", "y")]

@@ -18,12 +18,12 @@ from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.device import CPU
 from autoconv.errors import CacheWarning, ConfigError, PlanError
 from autoconv.layer import ConvLayer
-from autoconv.networks.choice import together
+from autoconv.networks.choice import layout_choice
 from autoconv.networks.choice.choose import Choices
+from autoconv.networks.choice.layout_choice import arrays_in_nhwc
 from autoconv.networks.choice.layouts import channels_last, laid_out
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.times import OperatorTimes
-from autoconv.networks.choice.together import arrays_in_nhwc
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Concat, Conv, Elementwise, Pad, Pool, Reduce, Resize, TensorType, Transpose
 from autoconv.networks.passes import optimized
@@ -119,10 +119,10 @@ class Times:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, recorded: Mapping[str, float], truth: Mapping[str, float]):
         self.recorded, self.truth, self.timed = dict(recorded), dict(truth), list[str]()
-        monkeypatch.setattr(together, "plan", self.plan)
-        monkeypatch.setattr(together, "noise", lambda a, b: 0.0)
-        monkeypatch.setattr(together.OperatorTimes, "seconds", self.seconds)
-        monkeypatch.setattr(together, "least_estimate", lambda layer, device: 1.0)
+        monkeypatch.setattr(layout_choice, "plan", self.plan)
+        monkeypatch.setattr(layout_choice, "noise", lambda a, b: 0.0)
+        monkeypatch.setattr(layout_choice.OperatorTimes, "seconds", self.seconds)
+        monkeypatch.setattr(layout_choice, "least_estimate", lambda layer, device: 1.0)
 
     def plan(self, layer: ConvLayer, mode: str, **options: Any) -> Any:
         key = f"gemm[C={layer.C},K={layer.K},layout={layer.layout}]"
@@ -189,10 +189,10 @@ def test_only_layers_that_may_gain_are_timed(seed: int, monkeypatch: pytest.Monk
     first = dict.fromkeys(keys(TREE, "NCHW"), 10.0)
     truth = {key: float(rng.choice([7.0, 9.5, 12.0])) for key in keys(TREE, "NHWC")}
     times = Times(monkeypatch, first, truth)
-    monkeypatch.setattr(together, "HOPE", 0.7)
+    monkeypatch.setattr(layout_choice, "HOPE", 0.7)
     in_nhwc = arrays_in_nhwc(TREE, CPU.current(), asked(tmp_path), "profile")
     assert seconds(TREE, in_nhwc, first | truth) == min(seconds(TREE, other, first | truth) for other in every(TREE))
-    monkeypatch.setattr(together, "HOPE", 0.95)  # half a second of each, and the fewest conversions take three
+    monkeypatch.setattr(layout_choice, "HOPE", 0.95)  # half a second of each, and the fewest conversions take three
     times = Times(monkeypatch, first, truth)
     assert arrays_in_nhwc(TREE, CPU.current(), asked(tmp_path), "profile") == frozenset()
     assert times.timed == []
@@ -210,7 +210,7 @@ def test_what_may_be_noise_is_no_gain(monkeypatch: pytest.MonkeyPatch, tmp_path:
     graph, options = tree([("a", "x", 3, 8)]), asked(tmp_path)
     for noise, found in ((0.3, frozenset("a")), (0.5, frozenset[str]())):
         Times(monkeypatch, {"gemm[C=3,K=8,layout=NCHW]": 10.0, "gemm[C=3,K=8,layout=NHWC]": 6.0}, {})
-        monkeypatch.setattr(together, "noise", lambda a, b, noise=noise: noise)
+        monkeypatch.setattr(layout_choice, "noise", lambda a, b, noise=noise: noise)
         assert arrays_in_nhwc(graph, CPU.current(), options, "heuristic") == found
 
 
@@ -221,7 +221,7 @@ def test_limits_hold_in_either_layout(monkeypatch: pytest.MonkeyPatch, tmp_path:
         seen.append((layer.layout, options))
         return times.plan(layer, mode)
 
-    monkeypatch.setattr(together, "plan", plan)
+    monkeypatch.setattr(layout_choice, "plan", plan)
     limits = {"workspace_limit": 9, "deterministic": True, "cache": TuningCache(tmp_path, None)}
     whole = {"memory_limit": 1 << 20, "tolerance": 1e-5}
     arrays_in_nhwc(tree([("a", "x", 3, 8)]), CPU.current(), NetworkOptions.of({**limits, **whole}), "cached")

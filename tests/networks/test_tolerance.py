@@ -22,7 +22,7 @@ from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
-from autoconv.networks.choice import choose, together, tolerance
+from autoconv.networks.choice import choose, layout_choice, tolerance
 from autoconv.networks.choice.candidate import best_in_network
 from autoconv.networks.choice.choose import plan_alone, plans_for
 from autoconv.networks.choice.errors import EXACT, combined, sensitivities
@@ -48,7 +48,7 @@ class Pretended:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, facts: dict[int, dict[str, tuple[float, float]]]) -> None:
         self.facts, self.exact = facts, dict[int, tuple[float, float]]()
         self.others, self.asked = dict[int, dict[str, tuple[float, float]]](), dict[int, float]()
-        for module in (choose, together, tolerance):
+        for module in (choose, layout_choice, tolerance):
             monkeypatch.setattr(module, "plan", self.plan)
 
     def plan(self, layer: ConvLayer, mode: str, **options: Any) -> Any:

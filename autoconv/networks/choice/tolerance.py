@@ -25,8 +25,8 @@ from autoconv.errors import PlanError
 from autoconv.networks.choice.candidate import best_in_network, cost, timed_in_network
 from autoconv.networks.choice.choose import plan_alone
 from autoconv.networks.choice.errors import EXACT, combined, error_by, sensitivities
+from autoconv.networks.choice.layout_choice import arrays_in_nhwc
 from autoconv.networks.choice.options import NetworkOptions
-from autoconv.networks.choice.together import arrays_in_nhwc
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
 from autoconv.plans import Plan
@@ -41,8 +41,8 @@ SPARED = 0.05  # of the least time: what all the error of the fastest choice is 
 ALIKE = 1.3  # times an error: one as good, in the eyes of one who foretells it
 
 
-class Together(NamedTuple):
-    """What is chosen for all of a network.
+class PricedLayouts(NamedTuple):
+    """The layouts of a network's arrays, and what errors of its layers cost.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Chosen(NamedTuple):
     error: float
 
 
-def chosen_within(graph: Graph, device: Device, options: NetworkOptions, mode: str) -> Together:
+def chosen_within(graph: Graph, device: Device, options: NetworkOptions, mode: str) -> PricedLayouts:
     """The layouts, and the prices of error, at which a network takes the least time within its tolerance.
 
     Without a tolerance, the limit is `EXACT` times what the network is expected to err by exact algorithms, where all
@@ -82,7 +82,7 @@ def chosen_within(graph: Graph, device: Device, options: NetworkOptions, mode: s
 
     Returns
     -------
-    Together
+    PricedLayouts
 
     Raises
     ------
@@ -175,12 +175,12 @@ class _Search:
         self.graph, self.device, self.options, self.mode = graph, device, options, mode
         self.weights = sensitivities(graph)
 
-    def chosen(self, price: float) -> Together:
+    def chosen(self, price: float) -> PricedLayouts:
         """What is chosen at a price of the square of the network's error."""
         prices = {name: self._price(name, price * weight) for name, weight in self.weights.items()} if price else {}
-        return Together(arrays_in_nhwc(self.graph, self.device, self.options, self.mode, prices), prices)
+        return PricedLayouts(arrays_in_nhwc(self.graph, self.device, self.options, self.mode, prices), prices)
 
-    def error(self, found: Together) -> float:
+    def error(self, found: PricedLayouts) -> float:
         """Of a choice."""
         layers = {name: self._layer(name, found.prices.get(name, 0.0), name in found.in_nhwc) for name in self.weights}
         return self._combined(layers)
@@ -207,7 +207,7 @@ class _Search:
                 wanted = {"weights": made.limits.weights, **self.options.of_layers(self.device), "exact": True}
                 plan(made.layer, mode, **wanted)
 
-    def time_others_as_exact(self, found: Together, mode: str) -> bool:
+    def time_others_as_exact(self, found: PricedLayouts, mode: str) -> bool:
         """Time others that err as little, as a mode does, for every layer whose fastest errs too much; whether it did.
 
         Of candidates that nobody took for the fastest, only one or two of each error may have been timed.
@@ -223,7 +223,7 @@ class _Search:
                 timed += plan(made.layer, mode, **wanted, build=False).timed
         return timed > 0
 
-    def within(self, limit: float) -> Together:
+    def within(self, limit: float) -> PricedLayouts:
         """What takes the least time within a limit that can be kept."""
         price = (self.least_seconds() or 1.0) / max(limit, 1e-30) ** 2 / GROWTH**2
         found = self.chosen(price)
@@ -240,7 +240,7 @@ class _Search:
                 below = middle
         return self._spent(found, limit)
 
-    def _spent(self, found: Together, limit: float) -> Together:
+    def _spent(self, found: PricedLayouts, limit: float) -> PricedLayouts:
         """A choice in which single layers have a lower price, as far as the limit leaves room for it."""
         prices, in_nhwc = dict(found.prices), found.in_nhwc
         layers = {name: self._layer(name, price, name in in_nhwc) for name, price in prices.items()}
@@ -251,7 +251,7 @@ class _Search:
                 tried = layers | {name: quicker[name]}
                 if quicker[name].seconds < layers[name].seconds and self._combined(tried) <= limit:
                     layers, prices[name] = tried, lower[name]
-        return Together(in_nhwc, prices)
+        return PricedLayouts(in_nhwc, prices)
 
     def _combined(self, layers: Mapping[str, Chosen]) -> float:
         return combined({name: layer.error for name, layer in layers.items()}, self.weights)
