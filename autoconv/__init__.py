@@ -19,13 +19,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from autoconv.networks.collect import collect
-    from autoconv.networks.run.compiled import CompiledNetwork, load
+    from autoconv.networks.compiled.loading import load
+    from autoconv.networks.compiled.network import CompiledNetwork
 else:
     # What networks are made of is imported when it is first asked for: it takes as long as all the rest.
     _LATER = {
-        "CompiledNetwork": "autoconv.networks.run.compiled",
+        "CompiledNetwork": "autoconv.networks.compiled.network",
         "collect": "autoconv.networks.collect",
-        "load": "autoconv.networks.run.compiled",
+        "load": "autoconv.networks.compiled.loading",
     }
 
     def __getattr__(name: str) -> Any:

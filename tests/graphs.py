@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from autoconv.cpu.device import CPU
-from autoconv.networks.choice.choose import Choices
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     Concat,
@@ -24,7 +24,7 @@ from autoconv.networks.operators import (
 )
 from autoconv.networks.passes import optimized
 from autoconv.networks.reference import evaluate
-from autoconv.networks.run.compiled import CompiledNetwork
+from autoconv.networks.run.planned import Choices
 
 
 def filters(*shape: int) -> np.ndarray:

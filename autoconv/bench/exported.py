@@ -17,7 +17,7 @@ from autoconv.algorithm import Array
 from autoconv.bench.baselines.base import Prepared, Problem
 from autoconv.bench.suites import OURS, Setting
 from autoconv.layer import ConvLayer
-from autoconv.networks.run.compiled import load
+from autoconv.networks.compiled.loading import load
 from autoconv.tuning.timing.race import wait_until_idle
 from autoconv.vendors.onnxruntime import bound_arrays, model_session, onnx_model
 

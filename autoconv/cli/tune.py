@@ -35,7 +35,7 @@ from autoconv.common.text import count
 from autoconv.errors import FAILURES
 from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer, Network
-from autoconv.networks.run.compiled import load
+from autoconv.networks.compiled.loading import load
 from autoconv.records.cache import TuningCache
 from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan, unwatch, watch

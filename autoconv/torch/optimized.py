@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from autoconv.errors import ArrayError, ConfigError
 from autoconv.functional.operands import default_budget
-from autoconv.networks.run.compiled import CompiledNetwork
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.torch_reader import exported, translated
 from autoconv.torch.operators import device_in_force, has_tangent, is_wrapped, not_taken
 from autoconv.vendors.torch import array, tensor

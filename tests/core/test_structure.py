@@ -69,6 +69,16 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"common"},
         {"codegen"},
     ),
+    "autoconv.networks": (
+        {"compiled"},
+        {"choice", "files", "collect", "torch_reader"},
+        {"run", "onnx_reader"},
+        {"passes", "normalisation"},
+        {"layer_list", "quantization", "translation"},
+        {"reference", "yaml_writer"},
+        {"graph", "yaml_reader"},
+        {"operators", "layers"},
+    ),
     "autoconv.cli": (
         {"main"},
         {"tune", "explain", "networks", "figures", "records", "info", "bench"},

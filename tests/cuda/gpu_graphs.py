@@ -11,13 +11,13 @@ import pytest
 from simt.cases import only
 from simt.fake_cupy import FakeCuPy, forget, install
 
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     Conv,
     Elementwise,
     TensorType,
 )
-from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.records.cache import TuningCache
 
 

@@ -15,7 +15,7 @@ import autoconv
 from autoconv.bench.gpu.networks import difference, drawn
 from autoconv.cuda.device import CUDA
 from autoconv.errors import ArrayError
-from autoconv.networks.choice.choose import Choices
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     Pool,
@@ -23,7 +23,7 @@ from autoconv.networks.operators import (
     TensorType,
 )
 from autoconv.networks.reference import evaluate
-from autoconv.networks.run.compiled import CompiledNetwork
+from autoconv.networks.run.planned import Choices
 
 __all__ = ["cupy", "options"]  # fixtures
 

@@ -15,10 +15,10 @@ from simt.fake_cupy import FakeCuPy
 from autoconv.bench.gpu.networks import difference, drawn
 from autoconv.cuda.device import CUDA
 from autoconv.errors import ArrayError, PlanError
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Operator, Pool, QuantizedConv, TensorType
 from autoconv.networks.reference import evaluate
-from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.cuda_instance import CudaInstance
 
 __all__ = ["cupy", "options"]  # fixtures

@@ -25,6 +25,7 @@ from autoconv.bench.gpu.report import markdown
 from autoconv.cuda import device as module
 from autoconv.cuda.device import CUDA
 from autoconv.errors import ArrayError, PlanError
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     Concat,
@@ -36,7 +37,6 @@ from autoconv.networks.operators import (
     TensorType,
 )
 from autoconv.networks.reference import evaluate
-from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.cuda_instance import CudaInstance
 from autoconv.networks.run.memory import Views
 from autoconv.registry import algorithms

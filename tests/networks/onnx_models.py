@@ -11,8 +11,8 @@ from graphs import compiled
 from onnx import helper, numpy_helper
 
 from autoconv.bench.networks.models import light_folder
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.onnx_reader import microsoft, translated
-from autoconv.networks.run.compiled import CompiledNetwork
 
 LIGHT = light_folder()
 

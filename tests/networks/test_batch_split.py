@@ -19,9 +19,10 @@ from autoconv.errors import ConfigError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice import batch, choose
 from autoconv.networks.choice.batch import remember, ways_to_split
-from autoconv.networks.choice.choose import Choices
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.times import OperatorTimes
+from autoconv.networks.compiled import network as compiled_network
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     Concat,
@@ -39,9 +40,8 @@ from autoconv.networks.operators import (
 from autoconv.networks.passes import optimized
 from autoconv.networks.passes.batch_split import at_a_time, divisors, for_images, split
 from autoconv.networks.reference import evaluate
-from autoconv.networks.run import compiled as compiled_network
 from autoconv.networks.run import contest
-from autoconv.networks.run.compiled import CompiledNetwork
+from autoconv.networks.run.planned import Choices
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts
 

@@ -21,11 +21,11 @@ from autoconv.networks.choice import choose
 from autoconv.networks.choice.candidate import best_in_network
 from autoconv.networks.choice.choose import plans_for
 from autoconv.networks.choice.options import NetworkOptions
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Conv, TensorType
 from autoconv.networks.passes import optimized
 from autoconv.networks.passes.batch_split import split
-from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.memory import ALIGNMENT, Views, arena_bytes
 from autoconv.records.cache import TuningCache
 from autoconv.records.kept import Kept

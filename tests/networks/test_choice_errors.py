@@ -12,10 +12,10 @@ from autoconv.accuracy import RELATIVE
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.networks.choice.errors import combined, sensitivities
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import Concat, Elementwise, Pool, Reduce
-from autoconv.networks.run.compiled import CompiledNetwork
 
 
 def reach(graph: Graph, **outputs: str) -> dict[str, float]:

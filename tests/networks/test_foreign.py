@@ -21,11 +21,11 @@ from onnx_models import model, model_like, node
 import autoconv
 from autoconv.cpu.device import CPU
 from autoconv.errors import ArrayError, ConfigError
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.onnx_reader import translated
 from autoconv.networks.operators import Foreign, ForeignOnnx
 from autoconv.networks.operators import foreign as operator
 from autoconv.networks.reference import evaluate
-from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.vendors.onnxruntime import SPINNING
 
 INSTALLED = importlib.util.find_spec("onnxruntime") is not None

@@ -17,14 +17,15 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.errors import ConfigError
 from autoconv.networks.choice import fused as choice
-from autoconv.networks.choice.choose import Choices, planned
+from autoconv.networks.choice.choose import planned
 from autoconv.networks.choice.fused import with_fused
 from autoconv.networks.choice.options import NetworkOptions
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Concat, Conv, Elementwise, FusedConv, Pool, TensorType
 from autoconv.networks.passes.fused_layers import chains, fused
 from autoconv.networks.reference import evaluate
-from autoconv.networks.run.compiled import CompiledNetwork
+from autoconv.networks.run.planned import Choices
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 CUT = FusedBlocking(4, 8)

@@ -19,17 +19,18 @@ from autoconv.cpu.device import CPU
 from autoconv.errors import CacheWarning, ConfigError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice import layout_choice
-from autoconv.networks.choice.choose import Choices
 from autoconv.networks.choice.layout_choice import arrays_in_nhwc
-from autoconv.networks.choice.layouts import channels_last, laid_out
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.times import OperatorTimes
+from autoconv.networks.compiled import listing, saved
+from autoconv.networks.compiled.loading import load
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Concat, Conv, Elementwise, Pad, Pool, Reduce, Resize, TensorType, Transpose
 from autoconv.networks.passes import optimized
+from autoconv.networks.passes.layouts import channels_last, laid_out
 from autoconv.networks.reference import evaluate
-from autoconv.networks.run import listing, saved
-from autoconv.networks.run.compiled import CompiledNetwork, load
+from autoconv.networks.run.planned import Choices
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts
 from autoconv.tuning.planner import forget_plans, plan, resolved_cache

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoconv.cpu import pool
-from autoconv.networks.choice.choose import Choices
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     Concat,
@@ -26,6 +25,7 @@ from autoconv.networks.operators import (
     TensorType,
 )
 from autoconv.networks.run.memory import ALIGNMENT, Block, Views, arranged, rounded
+from autoconv.networks.run.planned import Choices
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 

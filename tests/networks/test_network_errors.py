@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from autoconv.bench.networks.models import LIGHT, NAMES, network
+from autoconv.networks.compiled.loading import load
 from autoconv.networks.onnx_reader import read
 from autoconv.networks.reference import evaluate
-from autoconv.networks.run.compiled import load
 
 PAGE = Path(__file__).parents[2] / "docs" / "pages" / "accuracy.md"
 MARK = "<!-- errors of networks: written by tests/networks/test_network_errors.py -->"

@@ -14,9 +14,9 @@ from onnx_models import model, node  # noqa: E402
 
 from autoconv.cpu.device import CPU  # noqa: E402
 from autoconv.errors import ConfigError  # noqa: E402
+from autoconv.networks.compiled.network import CompiledNetwork  # noqa: E402
 from autoconv.networks.onnx_reader import translated  # noqa: E402
 from autoconv.networks.operators.foreign import Foreign  # noqa: E402
-from autoconv.networks.run.compiled import CompiledNetwork  # noqa: E402
 
 X = np.random.default_rng(0).standard_normal((2, 4, 6, 5)).astype(np.float32) + 0.5
 FOUR, FIVE, TWO = (np.linspace(0.5, 2, n, dtype=np.float32) for n in (4, 5, 2))

@@ -14,10 +14,10 @@ from onnx_models import model, node  # noqa: E402
 from autoconv.cpu.device import CPU  # noqa: E402
 from autoconv.errors import ConfigError  # noqa: E402
 from autoconv.networks import translation  # noqa: E402
+from autoconv.networks.compiled.network import CompiledNetwork  # noqa: E402
 from autoconv.networks.onnx_reader import translated  # noqa: E402
 from autoconv.networks.onnx_reader.reader import OLDEST  # noqa: E402
 from autoconv.networks.reference import evaluate  # noqa: E402
-from autoconv.networks.run.compiled import CompiledNetwork  # noqa: E402
 
 NEWEST = onnx.defs.onnx_opset_version()
 X = np.random.default_rng(0).standard_normal((2, 3, 4, 6))

@@ -9,9 +9,9 @@ from graphs import agree, compiled, filters
 
 import autoconv
 from autoconv.cpu import pool
-from autoconv.networks.choice.choose import Choices
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Elementwise, MatMul, TensorType
+from autoconv.networks.run.planned import Choices
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 

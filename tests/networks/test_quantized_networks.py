@@ -18,10 +18,10 @@ from onnx_models import compiled_model, model_like, node  # noqa: E402
 import autoconv  # noqa: E402
 from autoconv.cpu import pool  # noqa: E402
 from autoconv.errors import ConfigError  # noqa: E402
+from autoconv.networks.compiled.network import CompiledNetwork  # noqa: E402
 from autoconv.networks.onnx_reader import translated  # noqa: E402
 from autoconv.networks.operators import QuantizedProduct  # noqa: E402
 from autoconv.networks.reference import evaluate  # noqa: E402
-from autoconv.networks.run.compiled import CompiledNetwork  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 

@@ -23,7 +23,7 @@ from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import sequence
 from autoconv.errors import ArrayError, ConfigError, PlanError
-from autoconv.networks.choice.choose import Choices
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     Conv,
@@ -38,7 +38,7 @@ from autoconv.networks.operators import (
     random_inputs,
 )
 from autoconv.networks.reference import evaluate
-from autoconv.networks.run.compiled import CompiledNetwork
+from autoconv.networks.run.planned import Choices
 from autoconv.networks.run.runtime import inputs_of
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")

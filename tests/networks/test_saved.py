@@ -17,12 +17,12 @@ from autoconv.common.types import DTYPES
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError
-from autoconv.networks.choice.choose import Choices
+from autoconv.networks.compiled import saved
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Concat, Conv, Elementwise, Pad, Slice, TensorType
 from autoconv.networks.operators.sampling import Sampler
 from autoconv.networks.passes import optimized
-from autoconv.networks.run import saved
+from autoconv.networks.run.planned import Choices
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 

@@ -28,10 +28,10 @@ from autoconv.networks.choice.choose import plan_alone, plans_for
 from autoconv.networks.choice.errors import EXACT, combined, sensitivities
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.tolerance import check_error, chosen_within
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Conv, TensorType
 from autoconv.networks.passes.batch_split import split
-from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.memory import Views
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts, Race

@@ -19,10 +19,10 @@ import autoconv.torch  # noqa: E402
 from autoconv.common.types import DTYPES  # noqa: E402
 from autoconv.cpu.device import CPU  # noqa: E402
 from autoconv.networks import translation  # noqa: E402
+from autoconv.networks.compiled.network import CompiledNetwork  # noqa: E402
 from autoconv.networks.operators import Foreign, foreign_torch  # noqa: E402
 from autoconv.networks.passes import optimized  # noqa: E402
 from autoconv.networks.reference import evaluate  # noqa: E402
-from autoconv.networks.run.compiled import CompiledNetwork  # noqa: E402
 from autoconv.networks.torch_reader import exported, translated  # noqa: E402
 from autoconv.networks.torch_reader.reader import CHECKED, LOWERINGS  # noqa: E402
 from autoconv.vendors.torch import array  # noqa: E402

@@ -17,7 +17,7 @@ from torch_models import Applied, numbers  # noqa: E402
 import autoconv  # noqa: E402
 import autoconv.torch  # noqa: E402
 from autoconv.cpu.device import CPU  # noqa: E402
-from autoconv.networks.run.compiled import CompiledNetwork  # noqa: E402
+from autoconv.networks.compiled.network import CompiledNetwork  # noqa: E402
 from autoconv.networks.torch_reader import exported, translated  # noqa: E402
 
 IMAGES = (2, 4, 7, 6)

@@ -16,6 +16,7 @@ from autoconv.common import code_hash
 from autoconv.common.arrays import CHANNELS_LAST, host
 from autoconv.cuda.operators import units
 from autoconv.device import Device
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     LRN,
@@ -38,7 +39,6 @@ from autoconv.networks.operators import (
 from autoconv.networks.operators.quantized import DEQUANTIZE, quantize
 from autoconv.networks.reference import evaluate
 from autoconv.networks.run import cuda_instance
-from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.registry import this_device
 
 ERROR = 2e-6  # of an operator, relative to its largest output; networks may err more, as their layers do

@@ -18,7 +18,7 @@ from autoconv.common.arrays import host
 from autoconv.common.text import one_line
 from autoconv.cuda.device import CUDA
 from autoconv.cuda.timing import REPLAYS
-from autoconv.networks.run.compiled import CompiledNetwork
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.tuning.planner import forget_plans
 
 FORMATS = {"torch": "contiguous_format", "torch_cl": "channels_last"}  # of PyTorch's contestants

@@ -21,7 +21,7 @@ from autoconv.bench.suites import OURS
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.networks import onnx_reader
-from autoconv.networks.run.compiled import load
+from autoconv.networks.compiled.loading import load
 from autoconv.vendors.onnxruntime import bound_arrays, model_session
 
 Inputs = Mapping[str, Array]

@@ -17,15 +17,16 @@ from autoconv.cli.options import tolerance as error
 from autoconv.cli.output import failure_line, print_json, say, status
 from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
+from autoconv.networks.compiled.loading import load
+from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.operators import random_inputs
-from autoconv.networks.run.compiled import CompiledNetwork, load
 from autoconv.networks.yaml_writer import text_of
 from autoconv.paths import write_whole
 from autoconv.tuning.timing.full_speed import slowness
 
 if TYPE_CHECKING:
     from autoconv.bench.networks.race import NetworkRace
-    from autoconv.networks.run.listing import StepTime
+    from autoconv.networks.compiled.listing import StepTime
 
 
 ALL = "all"  # runtimes that are installed

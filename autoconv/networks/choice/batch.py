@@ -24,12 +24,12 @@ from autoconv.device import Device
 from autoconv.errors import ConfigError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.candidate import best_in_network, cost
-from autoconv.networks.choice.layouts import laid_out
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.times import OperatorTimes
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.passes.batch_split import Images, at_a_time, batch_of, divisors, for_images, split
+from autoconv.networks.passes.layouts import laid_out
 from autoconv.networks.run.memory import Views, arena_bytes
 from autoconv.records.kept import Kept, told
 from autoconv.tuning.candidates import least_estimate

@@ -18,7 +18,7 @@ from autoconv.cpu.fused import kernels
 from autoconv.cpu.fused.geometry import Caches, FusedBlocking, blockings, workspace_bytes
 from autoconv.device import Device
 from autoconv.errors import ConfigError
-from autoconv.networks.choice.choose import Planned, scratch_bytes
+from autoconv.networks.choice.choose import scratch_bytes
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.tolerance import expected_error
 from autoconv.networks.graph import Graph
@@ -27,6 +27,7 @@ from autoconv.networks.passes.batch_split import Split
 from autoconv.networks.passes.fused_layers import Chain, chains, fused, layers_of
 from autoconv.networks.run.contest import quickest
 from autoconv.networks.run.memory import Views, arena_bytes
+from autoconv.networks.run.planned import Planned
 from autoconv.networks.run.schedules import scheduled
 from autoconv.plans import Plan
 from autoconv.records.kept import Kept, told

@@ -21,7 +21,6 @@ from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer, Layout
 from autoconv.networks.choice.candidate import best_in_network, cost
-from autoconv.networks.choice.layouts import IMAGES, channels_last, conversion
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.solver import least
 from autoconv.networks.choice.times import OperatorTimes
@@ -29,6 +28,7 @@ from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import Elementwise, Operator
 from autoconv.networks.operators.base import TensorType, in_layout
+from autoconv.networks.passes.layouts import IMAGES, channels_last, conversion
 from autoconv.networks.run.memory import Views
 from autoconv.plans import Plan
 from autoconv.records.limits import noise

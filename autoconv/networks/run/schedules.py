@@ -12,13 +12,13 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.fused import kernels, packing
 from autoconv.cpu.fused.geometry import Caches, FusedBlocking, workspace_bytes
 from autoconv.device import Device
-from autoconv.networks.choice.choose import Planned
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import FusedConv
 from autoconv.networks.passes.fused_layers import layers_of
 from autoconv.networks.run.instance import Schedule
 from autoconv.networks.run.memory import Views
+from autoconv.networks.run.planned import Planned
 from autoconv.networks.run.runtime import step_maker
 from autoconv.networks.run.steps import Call, Operand, Ref, Scratch, Step
 from autoconv.plans import Plan

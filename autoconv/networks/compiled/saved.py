@@ -23,11 +23,11 @@ from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import ConfigError
 from autoconv.networks import operators
-from autoconv.networks.choice.choose import Choices
-from autoconv.networks.choice.layouts import channels_last, laid_out
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import ForeignTorch, Operator, TensorType
 from autoconv.networks.passes.batch_split import split
+from autoconv.networks.passes.layouts import channels_last, laid_out
+from autoconv.networks.run.planned import Choices
 from autoconv.paths import written_whole
 
 FORMAT = 2

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from autoconv.cpu.common.algorithm import NativeKernel
-from autoconv.networks.choice.choose import Planned
 from autoconv.networks.graph import Graph
 from autoconv.networks.passes.batch_split import batch_of
 from autoconv.networks.run.instance import Schedule
+from autoconv.networks.run.planned import Planned
 from autoconv.networks.run.steps import Step
 
 
