@@ -22,6 +22,7 @@ PACKAGE = Path(__file__).parents[1]
 # Files outside a device's rooms that decide what a kernel is.
 SINGLE = (
     "layer.py",
+    "common/arrays.py",
     *(f"common/epilogue/{name}.py" for name in ("activations", "expressions", "quantization")),
     "common/winograd_math.py",
 )

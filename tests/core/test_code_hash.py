@@ -279,6 +279,16 @@ def test_code_that_serves_all_alike_changes_none(versions: Callable[[], Versions
     assert families_that_change(versions, copied, name, code) == set()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_strides_count_for_what_lies_between_layers(versions: Callable[[], Versions], copied: Path, kind: str) -> None:
+    """Whose times are kept under the version of its kernels."""
+
+    def of_operators() -> Versions:
+        return versions() | {"operators": code_hash.version(f"autoconv.{kind}.operators.elementwise")}
+
+    assert families_that_change(of_operators, copied, "common/arrays.py", code) == {"operators"}
+
+
 def test_an_algorithm_of_another_place_has_no_version_unless_it_defines_one() -> None:
     """None of our files says when it has changed: with a hash of one, facts of what it was would count for good."""
     for place in ("algorithms", "__main__", "elsewhere.algorithms", "autoconv.elsewhere", "autoconv.cpu.elsewhere"):

@@ -10,9 +10,9 @@ import pytest
 from graphs import agree, compiled, graph_of
 from vectors import INSTRUCTION_SETS, device_with
 
+from autoconv.common.arrays import collapsed
 from autoconv.cpu import pool
 from autoconv.cpu.operators import windows
-from autoconv.cpu.operators.elementwise import collapsed
 from autoconv.networks.operators import (
     LRN,
     Concat,

@@ -6,49 +6,14 @@ Arrays may have different types. What is computed is computed in float32, and a 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
+from autoconv.common.arrays import Strides
 from autoconv.cpu.codegen.ir import VECTOR_BYTES, Function, Module, Value, f32, ptr
 from autoconv.cpu.codegen.launch import RUN, TASK, launch
 from autoconv.cpu.common.functions import value_of
 from autoconv.cpu.operators import INPUTS, OUTPUT, TASK_ELEMENTS
 from autoconv.cpu.operators.elements import ELEMENTS, each_vector, floats, stored
-
-Strides = tuple[int, ...]
-
-
-def contiguous(shape: Sequence[int]) -> Strides:
-    """Strides of an array of a shape, in elements."""
-    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
-
-
-def broadcast(shape: Sequence[int], to: Sequence[int], strides: Strides | None = None) -> Strides:
-    """Strides of an array that is repeated to another shape; its own have no gaps unless they are given."""
-    own = zip(shape, strides or contiguous(shape), strict=True)
-    return (*[0] * (len(to) - len(shape)), *(0 if extent == 1 else step for extent, step in own))
-
-
-def collapsed(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[tuple[int, ...], tuple[Strides, ...]]:
-    """The shape and every array's strides with as few dimensions as will do.
-
-    >>> collapsed((2, 3, 4, 5), [(60, 20, 5, 1), (0, 1, 0, 0)])
-    ((2, 3, 20), ((60, 20, 1), (0, 1, 0)))
-    """
-    extents: list[int] = []
-    kept: list[list[int]] = []  # the strides of every array, for each dimension
-    for extent, *steps in zip(shape, *strides, strict=True):
-        if extent == 1:
-            continue
-        if extents and all(outer == extent * inner for outer, inner in zip(kept[-1], steps, strict=True)):
-            extents[-1] *= extent
-            kept[-1] = steps
-        else:
-            extents.append(extent)
-            kept.append(steps)
-    if not extents:
-        return (1,), tuple((1,) for _ in strides)
-    return tuple(extents), tuple(zip(*kept, strict=True))
 
 
 def emit(

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autoconv.common.arrays import Strides
 from autoconv.common.epilogue.expressions import Expression
 from autoconv.common.types import INTEGERS
 from autoconv.cuda.codegen.expressions import text_of
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.operators.units import one_each, word_of
 
-Strides = tuple[int, ...]
 NAMES = ("a", "b", "c", "d", "e")  # of the inputs
 MOST_INPUTS = len(NAMES)
 TYPES = {"float32": "float", "int32": "int", "uint8": "unsigned char", "int8": "signed char"}

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from autoconv.algorithm import Array, Kernel
+from autoconv.common.arrays import Strides, broadcast, collapsed, contiguous
 from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.expressions import Expression, substituted
-from autoconv.cpu.operators.elementwise import Strides, broadcast, collapsed, contiguous
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import aligned
 from autoconv.cuda.device import CUDA

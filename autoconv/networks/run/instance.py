@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.common.arrays import contiguous
 from autoconv.common.text import one_line
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import sequence
-from autoconv.cpu.operators.elementwise import contiguous
 from autoconv.cpu.pool import Entry
 from autoconv.device import Device
 from autoconv.errors import ArrayError

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autoconv.algorithm import Array, Kernel
+from autoconv.common.arrays import Strides, broadcast, collapsed, contiguous
 from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.quantization import Quantization
 from autoconv.common.types import INTEGERS
@@ -22,7 +23,6 @@ from autoconv.cpu.common.correlation import pitched
 from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import INPUTS, OUTPUT, elementwise, resize, rows, transpose, windows, windows_last
 from autoconv.cpu.operators.elements import ELEMENTS
-from autoconv.cpu.operators.elementwise import Strides, broadcast, collapsed, contiguous
 from autoconv.cpu.operators.images import Apart
 from autoconv.device import Device
 from autoconv.networks.graph import Graph, Node
