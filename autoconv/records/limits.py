@@ -74,9 +74,13 @@ class Limits:
             reasons.append(f"its error of {facts.error:.1e} is over the tolerance of {self.tolerance:.1e}")
         if facts.tf32 and not self.allow_tf32:
             reasons.append("it rounds to TF32, which is not allowed")
-        if facts.vendor is not None and self.vendors is not None and facts.vendor not in self.vendors:
+        if not self.allows(facts.vendor):
             reasons.append(f"it calls {facts.vendor}, which is not allowed")
         return reasons
+
+    def allows(self, vendor: str | None) -> bool:
+        """Whether candidates may be used that call this vendor library; our own (None) may always."""
+        return vendor is None or self.vendors is None or vendor in self.vendors
 
     def cost(self, facts: Facts) -> float:
         """Seconds that count: the run, and packing where the filters vary."""

@@ -59,7 +59,7 @@ class CandidateSet:
             raise PlanError(
                 f"{layer}: the arrays of one image take {size(need)}, and {device.name} has {size(there)} of memory"
             )
-        self.layer, self.device, self.vendors = layer, device, vendors
+        self.layer, self.device, self._allows = layer, device, Limits(vendors=vendors).allows
         self.algorithms = {algorithm.name: algorithm for algorithm in algorithms}
         self.candidates: list[Candidate] = []
         self.reasons: dict[Candidate, list[str]] = {}
@@ -155,7 +155,7 @@ class CandidateSet:
         return chosen
 
     def _vendor_reasons(self, algorithm: Algorithm[Any]) -> list[str]:
-        if algorithm.vendor is None or self.vendors is None or algorithm.vendor in self.vendors:
+        if self._allows(algorithm.vendor):
             return []
         return [f"{algorithm.vendor} is not among the libraries that the option vendors allows"]
 

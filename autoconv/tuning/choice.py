@@ -93,7 +93,7 @@ def _expected(request: Request, facts: dict[Candidate, Facts], timed: int) -> Ch
 
     With nothing on record it is what it was the last time: to estimate the layers of a network takes seconds.
     """
-    kept = None if facts or request.vendors else _kept_estimates(request)
+    kept = None if facts or request.limits.vendors != frozenset() else _kept_estimates(request)
     what = f"{request.layer.key()} {request.limits}"
     if kept is not None and (before := _recalled(request, kept.get(what))) is not None:
         return Choice(before, "heuristic", facts, lambda: _by_estimates(request, facts), timed)

@@ -34,11 +34,6 @@ class Request:
     isolate: bool
     progress: Progress | None
 
-    @property
-    def vendors(self) -> frozenset[str]:
-        """The vendor libraries that may be used."""
-        return self.limits.vendors or frozenset()
-
     @functools.cached_property
     def offered(self) -> tuple[Algorithm[Any], ...]:
         """The algorithms that are asked for candidates, those of vendors that may not be used included."""
@@ -54,16 +49,16 @@ class Request:
     @functools.cached_property
     def candidate_set(self) -> CandidateSet:
         """Made only when the records do not suffice, or somebody wants an explanation."""
-        return CandidateSet(self.layer, self.device, self.offered, self.vendors)
+        return CandidateSet(self.layer, self.device, self.offered, self.limits.vendors)
 
     def family(self, name: str) -> CandidateSet:
         """The candidates of one algorithm alone."""
-        return CandidateSet(self.layer, self.device, [a for a in self.offered if a.name == name], self.vendors)
+        return CandidateSet(self.layer, self.device, [a for a in self.offered if a.name == name], self.limits.vendors)
 
     @functools.cached_property
     def allowed(self) -> dict[str, Algorithm[Any]]:
         """The algorithms that may be used, by name."""
-        return {a.name: a for a in self.offered if a.vendor is None or a.vendor in self.vendors}
+        return {a.name: a for a in self.offered if self.limits.allows(a.vendor)}
 
     def usable(self, facts: Mapping[Candidate, Facts]) -> dict[Candidate, Facts]:
         """Those of candidates whose algorithms exist today, in whatever version, and may be used."""

@@ -22,7 +22,10 @@ from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
+from autoconv.records.limits import Limits
+from autoconv.records.schema import Facts
 from autoconv.tuning import planner, reference
+from autoconv.tuning.lookup import Request
 from autoconv.vendors.base import installed, release
 from autoconv.vendors.onnxruntime import Onnxruntime
 from autoconv.vendors.torch import Torch
@@ -238,3 +241,22 @@ def test_a_plan_names_them_only_when_allowed(tmp_path: Path) -> None:
     for algorithm in VENDORS:
         for candidate in algorithm.all(LAYER, DEVICE):
             assert any("that the option vendors allows" in reason for reason in made.reasons[str(candidate)])
+
+
+@pytest.mark.parametrize("allowed", [None, frozenset(), frozenset({"torch"})])
+def test_limits_a_request_and_a_list_of_candidates_mean_the_same(
+    tmp_path: Path, allowed: frozenset[str] | None
+) -> None:
+    """None is all of them, to whoever is told it."""
+    limits = Limits(vendors=allowed)
+    request = Request(LAYER, DEVICE, TuningCache(tmp_path, system=None), limits, None, False, None)
+    for algorithm in request.offered:
+        may = not limits.why_not(Facts("1", time=1.0, vendor=algorithm.vendor))
+        refused = any(
+            "that the option vendors allows" in reason
+            for candidate, against in request.candidate_set.reasons.items()
+            if candidate.algorithm == algorithm.name
+            for reason in against
+        )
+        assert may == (algorithm.name in request.allowed) == (not refused)
+        assert may == (algorithm.vendor is None or allowed is None or algorithm.vendor in allowed)
