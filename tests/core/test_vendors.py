@@ -41,9 +41,11 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for package in ("torch", "onnx", "onnxruntime"):
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    installed.cache_clear()
+    for remembered in (installed, planner._installed):
+        remembered.cache_clear()
     yield
-    installed.cache_clear()
+    for remembered in (installed, planner._installed):
+        remembered.cache_clear()
 
 
 def reasons(algorithm: Algorithm, layer: ConvLayer) -> set[str]:
