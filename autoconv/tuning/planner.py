@@ -40,7 +40,7 @@ INTEGERS = (int, np.integer)
 NUMBERS = (*INTEGERS, float, np.floating)
 T = TypeVar("T", int, float)
 
-_plans: OrderedDict[object, Plan] = OrderedDict()  # by what they were asked for with
+_plans: OrderedDict[object, Plan] = OrderedDict()  # by what they were asked for with; the last used at the end
 _lock = threading.Lock()
 renew_in_children(sys.modules[__name__], "_lock")
 _watchers: tuple[Callable[[Plan], None], ...] = ()  # who is told of every plan that is asked for
@@ -281,13 +281,20 @@ def _bool(value: object, name: str) -> bool:
 def _remembered(key: object) -> Plan | None:
     """The plan under a key; None also where the key cannot be one, as it holds a list, say."""
     try:
-        return _plans.get(key)
+        with _lock:
+            found = _plans.get(key)
+            if found is not None:
+                _plans.move_to_end(key)
     except TypeError:
         return None
+    return found
 
 
 def _remember(key: object, made: Plan) -> None:
-    """Keep a plan. One that was timed for takes the place of all of its layer: it serves requests for less effort."""
+    """Keep a plan; of too many, those stay that were used last.
+
+    One that was timed for takes the place of all of its layer: it serves requests for less effort.
+    """
     with _lock:
         if made.timed:
             for old in [old for old, kept in _plans.items() if kept.layer == made.layer]:

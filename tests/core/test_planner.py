@@ -281,6 +281,21 @@ def test_plans_in_memory_follow_the_environment(cache: TuningCache, monkeypatch:
         made()
 
 
+def test_of_too_many_plans_those_go_that_nobody_asked_for_the_longest(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "REMEMBERED", 3)
+
+    def made(images: int) -> Plan:
+        return planner.plan(LAYER.replace(N=images), "heuristic", cache=cache)
+
+    first, second, third = made(1), made(2), made(3)
+    assert made(1) is first
+    made(4)
+    assert (made(1), made(3)) == (first, third)
+    assert made(2) is not second
+
+
 def test_explain_lists_every_candidate(cache: TuningCache) -> None:
     made = fresh(LAYER, cache=cache)
     text = made.explain()
