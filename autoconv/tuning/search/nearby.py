@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 
 from autoconv.algorithm import Candidate
 from autoconv.errors import AutoconvError
@@ -25,13 +26,12 @@ FITTING = 0.3  # nearness to a winner elsewhere from which on a candidate is its
 def recall(request: Request, search: Search) -> None:
     """Tell a search what the nearest layers on record took, less the farther they are."""
     for distance, layer in _nearest(request):
+        there = replace(request, layer=layer)
         for candidate, facts in _recorded(request, layer).items():
             algorithm = request.algorithms[candidate.algorithm]
-            if algorithm.searched and facts.timed:
-                there = Request(layer, request.device, request.cache, request.limits, None, False, None)
-                if credible(there, candidate, facts):
-                    predicted = expected(algorithm, layer, request.device, candidate)
-                    search.recall(candidate, predicted, facts, WEIGHT * math.exp(-distance / 4))
+            if algorithm.searched and facts.timed and credible(there, candidate, facts):
+                predicted = expected(algorithm, layer, request.device, candidate)
+                search.recall(candidate, predicted, facts, WEIGHT * math.exp(-distance / 4))
 
 
 def winners(request: Request) -> list[Candidate]:
