@@ -18,13 +18,12 @@ from autoconv.algorithm import Candidate
 from autoconv.errors import AutoconvError, RecordError
 from autoconv.layer import ConvLayer
 from autoconv.records.clocks import Counts, clocks
+from autoconv.records.failures import is_killed, is_starved, is_unreached
 
 SCHEMA = 1
 MAX_RACES = 8  # of one record
 MAX_CANDIDATES = 4096  # of one race
 LONGEST = 500  # characters of any text in a record
-KILLED = "the worker died"  # in the failure of one that the system ended for want of memory
-STARVED = "unreached, no memory"  # how the failure of a candidate begins that there was no memory for
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Facts:
     version : str
         `Algorithm.version` of what ran.
     failure : str or None
-        Why it could not take part, in one line. "unreached: ..." says that its turn never came.
+        Why it could not take part, in one line. `records.failures` has those that say nothing of it.
     time : float
         A run with cold filters, already packed, and a warm input, as `Timing.time`; inf where there is none.
     hot : float or None
@@ -95,12 +94,17 @@ class Facts:
     @property
     def unreached(self) -> bool:
         """Whether nothing is known, because its turn never came."""
-        return self.failure is not None and self.failure.startswith("unreached")
+        return is_unreached(self.failure)
 
     @property
     def starved(self) -> bool:
         """Whether nothing is known for want of memory, of which there may be more the next time."""
-        return self.failure is not None and self.failure.startswith(STARVED)
+        return is_starved(self.failure)
+
+    @property
+    def killed(self) -> bool:
+        """Whether the system ended a worker for want of that memory."""
+        return is_killed(self.failure)
 
     def scaled(self, factor: float) -> Facts:
         """The same facts on a clock that runs `factor` times as fast."""

@@ -14,7 +14,7 @@ from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
 from autoconv.records.limits import Limits
-from autoconv.records.schema import KILLED, Facts, Race, Record
+from autoconv.records.schema import Facts, Race, Record
 from autoconv.tuning.candidates import CandidateSet
 from autoconv.tuning.measurement import Progress
 
@@ -76,7 +76,7 @@ class Request:
 
     def may_retry(self, candidate: Candidate, facts: Facts) -> bool:
         """Whether one that lacked memory may have it now; what had a worker killed is tried in a worker alone."""
-        return (self.isolate or KILLED not in (facts.failure or "")) and self.fits(candidate)
+        return (self.isolate or not facts.killed) and self.fits(candidate)
 
     def unchanged(self, candidate: Candidate, facts: Facts) -> bool:
         """Whether facts are of today's version of the candidate's algorithm, and that may be used."""

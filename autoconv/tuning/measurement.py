@@ -15,7 +15,8 @@ from autoconv.common.forks import compiled_aside
 from autoconv.device import Device, Operands
 from autoconv.errors import DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
-from autoconv.records.schema import STARVED, Facts
+from autoconv.records.failures import starved, unreached
+from autoconv.records.schema import Facts
 from autoconv.tuning.timing.contestant import Contestant, Timing
 from autoconv.tuning.timing.full_speed import FullSpeed
 from autoconv.tuning.timing.race import Heat
@@ -131,7 +132,7 @@ class Measurement:
             for done, candidate in enumerate(fit, len(self._contestants)):
                 algorithm, spent = self._algorithms[candidate.algorithm], time.perf_counter() - start
                 if self._preparing is not None and spent >= self._preparing and len(self._contestants) >= ready:
-                    self._failures[candidate] = failed(algorithm, f"unreached: to prepare others took {spent:.2g} s")
+                    self._failures[candidate] = failed(algorithm, unreached(f"to prepare others took {spent:.2g} s"))
                     continue
                 self._tell(Event("verify", self._layer, candidate, done, total))
                 try:
@@ -199,7 +200,7 @@ class Measurement:
 
 def _failure(failure: Exception) -> str:
     """Why a candidate could not take part; too little memory says nothing of it, and it is tried again."""
-    return f"{STARVED}: {_reason(failure)}" if isinstance(failure, MemoryError) else _reason(failure)
+    return starved(_reason(failure)) if isinstance(failure, MemoryError) else _reason(failure)
 
 
 def failed(algorithm: Algorithm[Any], reason: str) -> Facts:

@@ -16,8 +16,9 @@ from typing import Any
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.common.forks import renew_in_children
 from autoconv.device import Device
+from autoconv.records.failures import starved
 from autoconv.records.limits import Limits, equally_fast, ranking
-from autoconv.records.schema import STARVED, Facts, Race, Record
+from autoconv.records.schema import Facts, Race, Record
 from autoconv.tuning.lookup import Known, Request, credible, known_from, look_up, on_record
 from autoconv.tuning.measurement import Event, Measurement, failed
 from autoconv.tuning.search.nearby import recall, winners
@@ -278,8 +279,8 @@ def _admitted(
         if expected is None:  # on record before its algorithm changed
             refused[candidate] = failed(algorithm, "it is not a candidate of this layer")
         elif (need := expected.workspace + expected.packed) > free // 2:
-            reason = f"{STARVED}: needs {need >> 20} MiB, and {free >> 20} MiB are free"
-            refused[candidate] = failed(algorithm, reason)
+            reason = f"needs {need >> 20} MiB, and {free >> 20} MiB are free"
+            refused[candidate] = failed(algorithm, starved(reason))
         else:
             admitted.append(candidate)
     return refused, admitted

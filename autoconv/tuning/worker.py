@@ -20,7 +20,8 @@ from autoconv.cpu.machine.recorded import put_in_force
 from autoconv.device import Device
 from autoconv.errors import DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
-from autoconv.records.schema import STARVED, Facts
+from autoconv.records.failures import killed, unreached
+from autoconv.records.schema import Facts
 from autoconv.tuning.measurement import Event, Measurement, Progress, failed, longest_wait
 from autoconv.tuning.process import OVERRAN, DeviceProcess, Message, NoAnswerError, serve
 from autoconv.tuning.verification import WrongResultError, reference_seconds
@@ -143,9 +144,9 @@ class Worker:
             except NoAnswerError as failure:
                 self._begun = False
                 culprit = _blamed(self._doing, failure)
-                reason = f"{STARVED}: the worker {failure}" if failure.killed else str(failure)
+                reason = killed() if failure.killed else str(failure)
                 if reason.startswith(OVERRAN) and self._patience < PATIENCE:  # of a small budget
-                    reason = f"unreached: {reason}"
+                    reason = unreached(reason)
                 reason = f"{reason} ({_during(self._doing)})"
                 self._failures[culprit] = failed(self._algorithms[culprit.algorithm], reason)
                 for some in (self._entered, candidates or []):

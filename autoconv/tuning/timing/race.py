@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from autoconv.algorithm import Candidate
-from autoconv.records.schema import STARVED
+from autoconv.records.failures import starved, unreached
 from autoconv.tuning.timing.contestant import Contestant, Timing
 
 FEWEST, MOST = 3, 25  # samples of one contestant; the most are for those close to the best
@@ -187,7 +187,7 @@ class Heat:
         part = inf if self.budget is None else (self.budget - self.spent) / (2 * max(len(entered), 1))
         for done, entry in enumerate(entered, first):
             if self.over():
-                entry.failure = f"unreached: the budget of {self.budget:g} s was spent"
+                entry.failure = unreached(f"the budget of {self.budget:g} s was spent")
                 continue
             self.turn(entry, done, lambda entry: self.warm_up(entry, part))
         self.look_again([entry for entry in entered if entry.alive and entry.long])
@@ -338,7 +338,7 @@ class Heat:
             step(entry)
         except Exception as failure:  # whatever one contestant does, the race goes on
             reason = f"{type(failure).__name__}: {failure}"
-            entry.failure = f"{STARVED}: {reason}" if isinstance(failure, MemoryError) else reason
+            entry.failure = starved(reason) if isinstance(failure, MemoryError) else reason
         entry.spent += self.clock() - start
 
     def sample(self, entry: _Standing) -> None:
