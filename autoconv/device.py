@@ -280,8 +280,8 @@ class Device(ABC):
         """
         return ""
 
-    def prepare(self, layer: ConvLayer, candidates: Sequence[tuple[Algorithm[Any], Params]]) -> None:  # noqa: B027  (nothing by default)
-        """Compile ahead, side by side, what building these candidates one by one will need.
+    def get_ready_for(self, layer: ConvLayer, candidates: Sequence[tuple[Algorithm[Any], Params]]) -> None:  # noqa: B027  (nothing by default)
+        """Begin, ahead of time, what would take long while these candidates are built and timed one by one.
 
         An error here is left for `Algorithm.build` to meet and report.
 

@@ -214,7 +214,7 @@ def any_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.path.name == "test_machine_measure.py":
         monkeypatch.setattr(measure, "measure", MEASURE)
     else:
-        monkeypatch.setattr(CPU, "prepare", lambda *args: None)
+        monkeypatch.setattr(CPU, "get_ready_for", lambda *args: None)
         monkeypatch.setattr(CPU, "_elsewhere", 8)
         monkeypatch.setattr(CPU, "pace", lambda self: 1.0)
         monkeypatch.setattr(pace, "WAKING", 0.0)

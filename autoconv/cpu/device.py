@@ -311,8 +311,8 @@ class CPU(Device):
 
         return Stopwatch(cold=cold, hot=hot)
 
-    def prepare(self, layer: ConvLayer, candidates: Sequence[tuple[Algorithm[Any], Params]]) -> None:
-        """Begin to fill the memory that pushes filters out of the caches, while candidates are compiled."""
+    def get_ready_for(self, layer: ConvLayer, candidates: Sequence[tuple[Algorithm[Any], Params]]) -> None:
+        """Begin to fill the memory that pushes filters out of the caches: the same for any candidates."""
         del layer, candidates
         allocator.filled(self._elsewhere)
 

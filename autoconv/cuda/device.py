@@ -218,8 +218,8 @@ class CUDA(Device):
             return str(error)
         return ""
 
-    def prepare(self, layer: ConvLayer, candidates: Sequence[tuple[Algorithm[Any], Params]]) -> None:
-        """As many kernels at once as there are processors; each is then found in the folder of compiled ones."""
+    def get_ready_for(self, layer: ConvLayer, candidates: Sequence[tuple[Algorithm[Any], Params]]) -> None:
+        """Compile as many kernels at once as there are processors; each then lies in the folder of compiled ones."""
         ours = ((one, params) for one, params in candidates if isinstance(one, CudaAlgorithm))
         self.compile(unit for algorithm, params in ours for unit in algorithm.units(layer, params))
 

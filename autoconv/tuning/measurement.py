@@ -124,7 +124,7 @@ class Measurement:
         """
         device, total = self._device, len(self._contestants) + len(self._failures) + len(candidates)
         pairs = [(self._algorithms[candidate.algorithm], candidate.params) for candidate in candidates]
-        device.prepare(self._layer, pairs)
+        device.get_ready_for(self._layer, pairs)
         fit = self._fit(candidates)
         builds = [functools.partial(algorithm.build, self._layer, device, params) for algorithm, params in pairs]
         ready, start = len(self._contestants) + FEWEST_READY, time.perf_counter()

@@ -281,7 +281,7 @@ class Emulated(NominalGPU):
     def lost(self) -> str:
         return ""
 
-    def prepare(self, layer: ConvLayer, candidates: Sequence[Candidate]) -> None:
+    def get_ready_for(self, layer: ConvLayer, candidates: Sequence[Candidate]) -> None:
         """What the emulator needs is built by g++, when it is loaded."""
 
     def blas(self) -> BLAS:

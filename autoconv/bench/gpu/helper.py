@@ -179,7 +179,7 @@ class Work:
         able = [case[:2] for case in cases(algorithm) if not algorithm.why_not(case[0], device, case[1])]
 
         def prepare(case: tuple[ConvLayer, Params]) -> None:
-            device.prepare(case[0], [(algorithm, case[1])])
+            device.get_ready_for(case[0], [(algorithm, case[1])])
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(prepare, able))
