@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from autoconv.bench.agreement import disagreement, refused
 from autoconv.bench.baselines import ALL_BASELINES, Baseline, Prepared, Problem
 from autoconv.bench.baselines.base import given
 from autoconv.bench.baselines.onnxruntime import onnxruntime_network
@@ -31,7 +32,6 @@ from autoconv.bench.suites import OURS, Row, Samples, Setting, Suite, as_exporte
 from autoconv.common.candidate import Candidate
 from autoconv.common.text import one_line, size
 from autoconv.errors import FAILURES, ConfigError, PlanError
-from autoconv.networks.run.contest import AGREEMENT
 from autoconv.registry import algorithms
 from autoconv.tuning.planner import plan
 from autoconv.tuning.timing.full_speed import FullSpeed, Sampler, slowness
@@ -127,19 +127,6 @@ def ours(made: Plan, problem: Problem, out: Any, constant: bool = True) -> Calla
     return lambda: made.run(problem.a, weights, problem.bias, problem.residual, out, problem.slope)
 
 
-def disagreement(got: Any, want: Any) -> float:
-    """Largest difference, relative to the largest value; infinite between shapes, and 0 where there are no values."""
-    if got.shape != want.shape:
-        return math.inf
-    if not want.size:
-        return 0.0
-    if want.dtype.isbuiltin != 1:  # a type of ml_dtypes, in which NumPy does little
-        got, want = np.asarray(got, np.float32), np.asarray(want, np.float32)
-    scale = max(float(want.max()), -float(want.min()), float(np.finfo(np.float32).tiny))
-    difference = np.subtract(got, want, dtype=np.float64)  # integers of few bits would wrap
-    return max(float(difference.max()), -float(difference.min())) / scale
-
-
 def guarded(name: str, run: Callable[[], Any], failures: dict[str, str]) -> Callable[[], Any]:
     """A run that is the contestant's own failure where it raises what its first did not."""
 
@@ -168,13 +155,13 @@ def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Bas
                 prepared = baselines[name].prepare(problem, setting.device, constant, fresh)
             found = prepared.read(prepared.run())
         except Exception as failure:  # whatever one of them does, the others go on
-            refused = isinstance(failure, PlanError) and name != OURS
-            (row.unable if refused else row.failures)[name] = one_line(failure, 200)
+            unable = isinstance(failure, PlanError) and name != OURS
+            (row.unable if unable else row.failures)[name] = one_line(failure, 200)
             continue
         if answer is None:
             answer, first = np.array(found), name
-        elif not (error := disagreement(found, answer)) <= AGREEMENT:
-            row.failures[name] = f"its answer differs from that of {first} by {error:.1e} of the largest value"
+        elif why := refused(error := disagreement(found, answer), whose=first):
+            row.failures[name] = why
             continue
         else:
             row.errors[name] = error
@@ -363,9 +350,9 @@ def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
     runs, shares = {OURS: sequence, "onnxruntime": onnxruntime_network(problems, outs, device.threads)}, {}
     if suite.name in NETWORKS:
         found = exported_networks(suite.name, problems, setting)
-        first, second = (prepared.read(prepared.run()) for prepared, _ in found.values())
-        if not (error := disagreement(first, second)) <= AGREEMENT:
-            raise ValueError(f"as exported, answers differ by {error:.1e} of the largest value")
+        answer, other = (prepared.read(prepared.run()) for prepared, _ in found.values())
+        if why := refused(disagreement(other, answer)):
+            raise ValueError(f"onnxruntime, as exported: {why}")
         runs |= {as_exported(name): prepared.run for name, (prepared, _) in found.items()}
         shares = {name: share for name, (_, share) in found.items()}
     full_speed = FullSpeed.of(device)

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from autoconv import registry
+from autoconv.bench.agreement import disagreement, refused
 from autoconv.bench.baselines import BASELINES, Prepared, Problem
-from autoconv.bench.race import check_types, disagreement, guarded, ours, race
+from autoconv.bench.race import check_types, guarded, ours, race
 from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
 from autoconv.errors import FAILURES, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.layers import Network
-from autoconv.networks.run.contest import AGREEMENT
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
 from autoconv.tuning.planner import plan
@@ -261,10 +261,10 @@ def _timed(
         except Exception as failure:  # whatever one of them does, the others go on
             failures[name] = one_line(failure, 200)
             continue
-        if error <= AGREEMENT:
-            runs[name] = guarded(name, prepared.run, failures)
+        if why := refused(error):
+            failures[name] = why
         else:
-            failures[name] = f"its answer differs by {error:.1e} of the largest value"
+            runs[name] = guarded(name, prepared.run, failures)
     full_speed = FullSpeed.of(device)
     medians = {name: float(np.median(samples)) for name, samples in race(runs, rounds, full_speed.take).items()}
     found.slow += full_speed.slow

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from layers import edge
 
-from autoconv.bench import race
+from autoconv.bench import agreement
 from autoconv.bench.baselines import ALL_BASELINES, BASELINES, Baseline, Problem
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
@@ -44,7 +44,7 @@ def error(baseline: Baseline, layer: ConvLayer, constant: bool, fresh: bool) -> 
     assert (first is again) == (baseline.reuses and not fresh)
     got = prepared.read(again)
     assert got.shape == want.shape
-    return race.disagreement(got, want)
+    return agreement.disagreement(got, want)
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -65,13 +65,13 @@ def test_the_real_baselines_agree(direction: str, name: str, capfd: pytest.Captu
 def test_the_real_baselines_agree_in_16_bits(layer: str, dtype: str, name: str) -> None:
     baseline = there(name)
     try:
-        assert error(baseline, LAYERS[layer].replace(dtype=dtype), True, False) < race.AGREEMENT
+        assert error(baseline, LAYERS[layer].replace(dtype=dtype), True, False) < agreement.AGREEMENT
     except PlanError as refusal:
         if name != "torch_packed" or "needs the cpu support" not in str(refusal):
             raise
         pytest.skip(str(refusal))
     if baseline.takes("wgrad", True, dtype):
-        assert error(baseline, edge("remainders", direction="wgrad", dtype=dtype), True, False) < race.AGREEMENT
+        assert error(baseline, edge("remainders", direction="wgrad", dtype=dtype), True, False) < agreement.AGREEMENT
 
 
 @pytest.mark.parametrize("name", ALL_BASELINES)
@@ -97,7 +97,7 @@ def test_what_a_run_reads_stays_its_own(constant: bool, name: str) -> None:
     others = [device.empty(shape, np.float32) for shape in (layer.x_shape, layer.w_shape, layer.y_shape) * 4]
     for other in others:
         other.fill(7.0)
-    assert race.disagreement(prepared.read(prepared.run()), want) < 1e-5
+    assert agreement.disagreement(prepared.read(prepared.run()), want) < 1e-5
 
 
 @pytest.mark.parametrize("name", BASELINES)

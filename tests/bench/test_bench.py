@@ -19,7 +19,7 @@ from layers import edge
 from runs import LAYER, complete, exactly, fake, place, row, setting, suite, tuned
 
 from autoconv import networks, registry
-from autoconv.bench import display, race
+from autoconv.bench import agreement, display, race
 from autoconv.bench.baselines import BASELINES, Prepared, Problem, base
 from autoconv.bench.suites import CLASSES, OURS, Row, Suite, as_exported, class_of
 from autoconv.cpu.device import CPU
@@ -250,7 +250,7 @@ def test_prelu_is_given_its_slopes(bias: bool) -> None:
     assert len(values) == 1 + bias
     want = reference.convolve(layer, problem.a, problem.b, np.concatenate(values), None)
     made = race.planned(layer, setting())
-    assert race.disagreement(race.ours(made, problem, None, constant=False)(), want) < 1e-4
+    assert agreement.disagreement(race.ours(made, problem, None, constant=False)(), want) < 1e-4
     net = Network("One", "", (NamedLayer("plain", layer, 1, 1),))
     found = race.run_suite(net, 1, setting("torch", rounds=2), network=False, baselines={"torch": fake("torch")})
     assert found.rows[0].failures == {}

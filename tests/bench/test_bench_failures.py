@@ -10,7 +10,7 @@ import pytest
 from runs import LAYER, broken, exactly, fake, place, setting
 
 from autoconv import networks
-from autoconv.bench import race
+from autoconv.bench import agreement, race
 from autoconv.bench.baselines import Prepared, Problem
 from autoconv.bench.suites import OURS
 from autoconv.errors import PlanError
@@ -104,4 +104,4 @@ def test_what_one_layer_lacks_ends_no_others(step: str, error: Exception, monkey
     ids=lambda value: str(getattr(value, "dtype", "")),
 )
 def test_answers_of_any_type_are_compared_as_numbers(got: np.ndarray, want: np.ndarray, error: float) -> None:
-    assert race.disagreement(got, want) == pytest.approx(error)
+    assert agreement.disagreement(got, want) == pytest.approx(error)

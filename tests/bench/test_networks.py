@@ -198,8 +198,8 @@ def test_who_fails_is_named_and_the_others_go_on(path: Path, monkeypatch: pytest
     found = race_network(path, {"x": IMAGE}, 2, CPU.current(1), [*RUNTIMES], 6)
     assert found.failures == {
         "openvino": "it cannot",
-        "torch": "its answer differs from ours by 2.5e-01 of the largest value",
-        "torch_cl": "its answer differs from ours by nan of the largest value",
+        "torch": "its answer differs from that of autoconv by 2.5e-01 of the largest value",
+        "torch_cl": "its answer differs from that of autoconv by nan of the largest value",
         "ncnn": "it fell over",
     }
     assert set(found.times) == {OURS, "onnxruntime", "torch_compiled", "mnn"}

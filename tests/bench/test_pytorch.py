@@ -57,7 +57,7 @@ def test_who_fails_or_errs_is_named() -> None:
     runs = {"autoconv": lambda: np.ones(3), "torch": lambda: np.full(3, 1.1), "torch_cl": lambda: np.ones(3)}
     found = pytorch.raced(runs | {"torch_compiled": broken}, "small", 2, CPU.current(1), 2)
     assert set(found.times) == {"autoconv", "torch_cl"}
-    assert found.failures["torch"].startswith("its answer differs by 1.0e-01")
+    assert found.failures["torch"].startswith("its answer differs from that of autoconv by 1.0e-01")
     assert found.failures["torch_compiled"] == "no compiler here"
 
 

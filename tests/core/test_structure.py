@@ -89,7 +89,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"exhaustive", "networks", "strategies", "report"},
         {"gpu"},
         {"race", "display"},
-        {"results", "exported", "bound"},
+        {"agreement", "results", "exported", "bound"},
         {"suites"},
         {"statistics", "lines"},
         {"baselines"},

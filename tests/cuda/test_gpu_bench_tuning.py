@@ -48,7 +48,7 @@ def test_ratios_to_baselines_and_a_wrong_baseline(tmp_path: Path) -> None:
     baselines = {"right": Twice(channels_last=True), "wrong": Twice(channels_last=False)}
     work = Work(Narrow(capability=80), tmp_path, baselines)
     results = [{"item": i} | work.do(i) for i in ("machine", f"table/hybrid/{LAYER.key()}")]
-    assert results[1]["failures"]["wrong"].startswith("its answer differs by")
+    assert results[1]["failures"]["wrong"].startswith("its answer differs from that of autoconv by")
     text = markdown(results, WANTED, 0)
     assert "| small | 1 of 1 | 2.50 [2.50 2.50] | 2.50 [2.50 2.50] | - |" in text  # 5e-5 s over the emulator's 2e-5
     assert f"INCOMPLETE: {LAYER}: wrong: its answer differs" in text

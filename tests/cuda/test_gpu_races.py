@@ -154,7 +154,7 @@ def test_who_fails_or_errs_has_no_time(broken: bool, graphs: Graphs, monkeypatch
     monkeypatch.setattr(on_gpu, "_replayed", spoiled)
     found = raced_on_gpu("small", 1, CUDA(0), 1, 0.05)
     assert set(found.times) == {"autoconv", "torch"}
-    said = "out of memory" if broken else "its answer differs by 1.0e-02 of the largest value"
+    said = "out of memory" if broken else "its answer differs from that of autoconv by 1.0e-02 of the largest value"
     assert found.failures == {"torch_cl": said}
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from autoconv import __version__, registry
 from autoconv.algorithm import Algorithm, Array, Candidate, Params
+from autoconv.bench.agreement import disagreement, refused
 from autoconv.bench.gpu.agenda import RACE
 from autoconv.bench.gpu.baselines import BASELINES, Baseline
 from autoconv.bench.gpu.cases import cases
@@ -276,18 +277,17 @@ class Work:
             samples[name] = device.stopwatch(_runner(made), given).cold
             answers[name] = made.run(a, b)
         for name, baseline in self.baselines.items():
-            if why := baseline.missing():
-                found["failures"][name] = why
+            if missing := baseline.missing():
+                found["failures"][name] = missing
                 continue
             try:
                 samples[name], answers[name] = baseline.prepare(layer, device, a, b)
             except Exception as failure:  # whatever a baseline does, ours are measured
                 found["failures"][name] = one_line(failure, 300)
-        want = host(answers[OURS]).astype(np.float64)
+        want = host(answers[OURS])
         for name, answer in answers.items():
-            difference = float(np.abs(host(answer).astype(np.float64) - want).max() / np.abs(want).max())
-            if not difference <= AGREEMENT[layer.dtype]:
-                found["failures"][name] = f"its answer differs by {difference:.1e} of the largest value"
+            if why := refused(disagreement(host(answer), want), AGREEMENT[layer.dtype]):
+                found["failures"][name] = why
                 del samples[name]
         return found | {"times": interleaved(samples, ROUNDS)}
 

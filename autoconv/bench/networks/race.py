@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from autoconv.bench.agreement import disagreement, refused
 from autoconv.bench.networks.models import fixed
 from autoconv.bench.networks.process import RuntimeProcess
 from autoconv.bench.networks.runtimes import RUNTIMES
-from autoconv.bench.race import disagreement, interleaved
+from autoconv.bench.race import interleaved
 from autoconv.bench.results import rounded, write
 from autoconv.bench.statistics import Ratio, interval, ratios
 from autoconv.bench.suites import OURS, Raced, Samples
@@ -26,7 +27,6 @@ from autoconv.cpu.device import CPU
 from autoconv.device import Device
 from autoconv.errors import ConfigError, PlanError
 from autoconv.networks.operators import TensorType, random_inputs
-from autoconv.networks.run.contest import AGREEMENT
 from autoconv.tuning.process import NoAnswerError
 from autoconv.tuning.timing.full_speed import FullSpeed
 
@@ -83,8 +83,8 @@ class NetworkRace(Raced):
         """Note by how much answers differ from ours, and as a failure where that is more than the most allowed."""
         for contestant in [name for name in answers if name != OURS and OURS in answers]:
             error = self.errors[contestant] = disagreement(answers[contestant], answers[OURS])
-            if not error <= most:  # a NaN anywhere is one here
-                self.failures[contestant] = f"its answer differs by {error:.1e} of the largest value"
+            if why := refused(error, most):
+                self.failures[contestant] = why
 
     def to_json(self) -> dict[str, Any]:
         """All of it in plain JSON types."""
@@ -190,8 +190,8 @@ def race_network(
 def _difference(outputs: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> float:
     """By how much answers differ from ours; a PlanError where that is too much."""
     error = float(np.max([*map(disagreement, outputs, want)])) if len(outputs) == len(want) else math.inf
-    if not error <= AGREEMENT:  # a NaN anywhere is one here
-        raise PlanError(f"its answer differs from ours by {error:.1e} of the largest value")
+    if why := refused(error):
+        raise PlanError(why)
     return error
 
 
