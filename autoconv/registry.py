@@ -27,6 +27,11 @@ def algorithms(device: Device) -> tuple[Algorithm[Any], ...]:
     return _table(device.kind)
 
 
+def by_name(device: Device) -> dict[str, Algorithm[Any]]:
+    """The same, by their names."""
+    return {algorithm.name: algorithm for algorithm in algorithms(device)}
+
+
 def own(device: Device) -> list[Algorithm[Any]]:
     """Those of a device's algorithms that are ours, and no other library's."""
     return [algorithm for algorithm in algorithms(device) if algorithm.vendor is None]

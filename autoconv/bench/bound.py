@@ -11,7 +11,7 @@ from autoconv.cpu.matrix.algorithm import Matrix
 from autoconv.cpu.transform.algorithm import TransformAlgorithm
 from autoconv.cpu.transform.geometry import Tiling
 from autoconv.layer import ConvLayer
-from autoconv.registry import algorithms
+from autoconv.registry import by_name
 
 
 def multiplications(layer: ConvLayer, device: CPU, candidate: Candidate) -> float | None:
@@ -37,7 +37,7 @@ def multiplications(layer: ConvLayer, device: CPU, candidate: Candidate) -> floa
 
 
 def _algorithm(device: CPU, candidate: Candidate) -> Algorithm[CPU] | None:
-    return next((known for known in algorithms(device) if known.name == candidate.algorithm), None)
+    return by_name(device).get(candidate.algorithm)
 
 
 def _products(tiling: Tiling) -> int:

@@ -38,7 +38,7 @@ def whole_grid(layer: ConvLayer, device: Device) -> list[Candidate]:
 def read(path: Path) -> dict[Candidate, Facts]:
     """What is timed of a grid by today's code: a file of one candidate a line."""
     found = {Candidate.parse(line["candidate"]): Facts.from_json(line["facts"]) for line in lines.read(path)}
-    versions = {algorithm.name: algorithm.version for algorithm in registry.algorithms(registry.this_device())}
+    versions = {name: algorithm.version for name, algorithm in registry.by_name(registry.this_device()).items()}
     return {one: facts for one, facts in found.items() if facts.version == versions.get(one.algorithm)}
 
 

@@ -32,7 +32,7 @@ from autoconv.bench.suites import OURS, Row, Samples, Setting, Suite, as_exporte
 from autoconv.common.candidate import Candidate
 from autoconv.common.text import one_line, size
 from autoconv.errors import FAILURES, ConfigError, PlanError
-from autoconv.registry import algorithms
+from autoconv.registry import by_name
 from autoconv.tuning.planner import plan
 from autoconv.tuning.timing.full_speed import FullSpeed, Sampler, slowness
 from autoconv.tuning.timing.race import wait_until_idle
@@ -201,7 +201,7 @@ def planned(layer: ConvLayer, setting: Setting) -> Plan:
 
 def _version(made: Plan) -> str:
     """That of the code of a plan's algorithm."""
-    return next(a.version for a in algorithms(made.device) if a.name == made.candidate.algorithm)
+    return by_name(made.device)[made.candidate.algorithm].version
 
 
 def run_suite(

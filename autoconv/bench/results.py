@@ -19,7 +19,7 @@ from autoconv.common.candidate import Candidate
 from autoconv.common.text import one_line
 from autoconv.errors import ConfigError
 from autoconv.paths import write_whole
-from autoconv.registry import algorithms
+from autoconv.registry import by_name
 
 DIGITS = 5  # of a time: its last one is far below the noise
 _NAME = re.compile(r"[\w.-]+")  # of a layer, as it can stand in the name of a file
@@ -179,7 +179,7 @@ def restore(suite: Suite, jobs: list[Row], folder: Path) -> None:
         for name, expected in header(suite).items():
             if stored[name] != expected:
                 raise ConfigError(f"{path}: {name}: expected {expected!r} as in this run, got {stored[name]!r}")
-        versions = {algorithm.name: algorithm.version for algorithm in algorithms(suite.setting.device)}
+        versions = {name: algorithm.version for name, algorithm in by_name(suite.setting.device).items()}
         for row in jobs:
             layer = layers.get(row.name)
             if layer and (version := layer.get("version")) is not None:

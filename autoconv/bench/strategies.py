@@ -231,8 +231,8 @@ def _of_families(layer: ConvLayer, families: Sequence[str], options: Mapping[str
 
 def _promise(made: Plan) -> tuple[float, float]:
     """The time on record, before all that have none; then the estimate."""
-    estimates = {a.name: a for a in registry.algorithms(made.device)}
-    estimated = estimates[made.candidate.algorithm].estimate(made.layer, made.device, made.candidate.params)
+    algorithm = registry.by_name(made.device)[made.candidate.algorithm]
+    estimated = algorithm.estimate(made.layer, made.device, made.candidate.params)
     return made.timings.get(str(made.candidate), math.inf), estimated
 
 

@@ -169,11 +169,11 @@ def _best_of_family(request: Request, known: Known, name: str) -> Choice:
 
 def _refuse_name(request: Request, mode: str) -> NoReturn:
     name = mode.partition("[")[0]
-    left_out = {a.name: a for a in registry.algorithms(request.device) if a.name not in request.algorithms}
-    if name in left_out:
+    there = registry.by_name(request.device)
+    if name in there and name not in request.algorithms:
         given, why = (
             ("exact=True", "does more to a sum than reorder it")
-            if request.limits.exact and not left_out[name].exact
+            if request.limits.exact and not there[name].exact
             else ("denormals='keep'", "counts them as 0")
         )
         raise PlanError(

@@ -94,7 +94,7 @@ class Measurement:
     ) -> None:
         self._layer, self._device, self._aside, self._preparing = layer, device, aside, preparing
         self._tell = progress or (lambda event: None)
-        self._algorithms = {algorithm.name: algorithm for algorithm in registry.algorithms(device)}
+        self._algorithms = registry.by_name(device)
         self._failures: dict[Candidate, Facts] = {}
         self._contestants: dict[Candidate, Contestant] = {}
         self._workspace, self._room = device.buffer(1), 1

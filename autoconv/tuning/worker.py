@@ -70,7 +70,7 @@ class Worker:
             Itself, of which `enter` and `finish` are asked next.
         """
         self._layer, self._progress = layer, progress
-        self._algorithms = {algorithm.name: algorithm for algorithm in registry.algorithms(self._device)}
+        self._algorithms = registry.by_name(self._device)
         machine = self._device.machine.text if isinstance(self._device, CPU) and self._device.model is None else None
         if machine != self._machine:  # by which kernels are cut: what a process has found by another one is stale
             self.close()

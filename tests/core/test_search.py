@@ -184,7 +184,7 @@ class Scripted:
         return entered
 
     def facts(self, candidate: Candidate) -> Facts:
-        algorithm = {a.name: a for a in registry.algorithms(self.device)}[candidate.algorithm]
+        algorithm = registry.by_name(self.device)[candidate.algorithm]
         if self.budget == 0:
             return Facts(algorithm.version, failure="unreached: the budget was spent")
         workspace = algorithm.workspace_bytes(self.layer, self.device, candidate.params)

@@ -55,7 +55,7 @@ class Work:
     def __init__(self, device: Device, folder: Path, baselines: Mapping[str, Baseline] = BASELINES) -> None:
         self.device, self.folder, self.baselines = device, folder, baselines
         self.cache = TuningCache(folder / TUNING, system=None)
-        self.algorithms = {algorithm.name: algorithm for algorithm in registry.algorithms(device)}
+        self.algorithms = registry.by_name(device)
 
     def do(self, item: str) -> dict[str, Any]:
         """One item, by its text."""
