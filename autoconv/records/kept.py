@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 from autoconv.device import Device
+from autoconv.errors import AutoconvError
 from autoconv.records.cache import TuningCache
 from autoconv.records.limits import Limits
+
+T = TypeVar("T")
+
+# What reading facts may raise that are not what today's code keeps: a file of any origin may hold them.
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, AutoconvError)
 
 
 class Kept:
@@ -42,6 +48,20 @@ class Kept:
         except (RecursionError, ValueError):
             return {}
         return record if isinstance(record, dict) else {}
+
+    def read(self, what: str, parse: Callable[[dict[str, Any]], T | None]) -> T | None:
+        """What a function makes of what is known; None where nothing is, or where it cannot be what was kept.
+
+        Parameters
+        ----------
+        what : str
+        parse : callable
+            Called with the facts as `keep` was given them. What it raises for others is no error.
+        """
+        try:
+            return parse(self.get(what))
+        except UNREADABLE:
+            return None
 
     def keep(self, what: str, **facts: Any) -> None:
         """Keep facts, in plain JSON types, in the place of older ones."""

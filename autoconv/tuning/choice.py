@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from autoconv import registry
@@ -95,7 +96,7 @@ def _expected(request: Request, facts: dict[Candidate, Facts], timed: int) -> Ch
     """
     kept = None if facts or request.limits.vendors != frozenset() else _kept_estimates(request)
     what = f"{request.layer.key()} {request.limits}"
-    if kept is not None and (before := _recalled(request, kept.get(what))) is not None:
+    if kept is not None and (before := kept.read(what, partial(_recalled, request))) is not None:
         return Choice(before, "heuristic", facts, lambda: _by_estimates(request, facts), timed)
     ranked = _by_estimates(request, facts)
     if ranked:
@@ -123,13 +124,9 @@ def _kept_estimates(request: Request) -> Kept:
 
 
 def _recalled(request: Request, kept: dict[str, Any]) -> Candidate | None:
-    """The candidate that is kept; None where there is none that can run."""
-    try:
-        candidate = Candidate.parse(kept["candidate"])
-        runs = candidate.algorithm in request.allowed and sizes(request, candidate) is not None
-    except (LookupError, TypeError, RecordError):
-        return None
-    return candidate if runs else None
+    """The candidate that is kept; None where it cannot run."""
+    candidate = Candidate.parse(kept["candidate"])
+    return candidate if candidate.algorithm in request.allowed and sizes(request, candidate) is not None else None
 
 
 def _named(request: Request, known: Known, mode: str) -> Choice:

@@ -60,6 +60,15 @@ def test_what_cannot_run_is_estimated_anew(cache: TuningCache, monkeypatch: pyte
     assert fresh(LAYER, "heuristic", cache=cache, vendors=False).candidate == first.candidate
 
 
+def test_what_is_kept_is_read_or_is_none(cache: TuningCache) -> None:
+    kept = Kept(cache, device_with("avx2", 2), "test", "1")
+    assert kept.read("layer", lambda found: found["seconds"]) is None
+    kept.keep("layer", seconds=2)
+    assert kept.read("layer", lambda found: float(found["seconds"])) == 2.0
+    kept.keep("layer", seconds="two")
+    assert kept.read("layer", lambda found: float(found["seconds"])) is None
+
+
 def test_vendors_are_asked_every_time(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they would do depends on code that is not ours, of which no version tells all."""
     pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
