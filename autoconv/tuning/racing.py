@@ -46,6 +46,13 @@ renew_in_children(sys.modules[__name__], "_measuring", threading.RLock)
 _at_work: list[Worker] = []  # one within the other, where `progress` plans
 
 
+@contextmanager
+def _alone(request: Request) -> Iterator[None]:
+    """Be the only process, and the only thread of this one, that times on a request's device."""
+    with request.cache.timing_lock(request.device.key), _measuring:  # in this order: a caller may hold the first
+        yield
+
+
 def complete(request: Request, known: Known, mode: str) -> Known:
     """What is known after timing what the mode wants to know and the records do not hold.
 
@@ -67,7 +74,7 @@ def complete(request: Request, known: Known, mode: str) -> Known:
         return known
     if request.progress is not None:
         request.progress(Event("wait", request.layer, None, 0, 0))
-    with request.cache.timing_lock(request.device.key), _measuring:  # in this order: a caller may hold the first
+    with _alone(request):
         now = look_up(request)  # another process may have been quicker
         if stale(request, now.record) and (before := _incumbents(request, now.facts)):
             now = _race(request, now, _Left(before, preparing=preparing))
@@ -88,7 +95,7 @@ def again(request: Request) -> Known:
     ----------
     request : Request
     """
-    with request.cache.timing_lock(request.device.key), _measuring:  # in this order: a caller may hold the first
+    with _alone(request):
         known = look_up(request)
         costs = {candidate: request.limits.cost(facts) for candidate, facts in known.facts.items()}
         ranked = ranking(known.facts, request.limits, request.layer.bytes)
@@ -107,7 +114,7 @@ def challenge(request: Request, candidates: Sequence[Candidate]) -> Known:
     candidates : sequence of Candidate
         Of its candidate set.
     """
-    with request.cache.timing_lock(request.device.key), _measuring:  # in this order: a caller may hold the first
+    with _alone(request):
         known = look_up(request)
         new = [candidate for candidate in candidates if _unknown(request, known, candidate)]
         return _race(request, known, _Left(new)) if new else known
@@ -131,15 +138,15 @@ class _Left:
 def _left(request: Request, known: Known, mode: str) -> _Left:
     """What the mode asks of the candidate set, and the former winner, be it only to record that it is no more."""
     offered, grids = request.candidate_set, set[str]()
-    again = resized(request, known)
-    known = replace(known, facts={c: facts for c, facts in known.facts.items() if c not in again})
+    recut = resized(request, known)
+    known = replace(known, facts={c: facts for c, facts in known.facts.items() if c not in recut})
     if mode == "profile":
-        asked = [*again, *(candidate for candidate in offered.worth_timing() if not offered.searched(candidate))]
+        asked = [*recut, *(candidate for candidate in offered.worth_timing() if not offered.searched(candidate))]
         grids = uncovered(request, known.record) & {c.algorithm for c in offered.grid()}
         grids = {name for name in grids if not _spent(request, known, name)}
     else:
         most = HYBRID_CANDIDATES if request.budget is None else HURRIED_CANDIDATES
-        asked = [*again[:most], *offered.few(request.limits, most)]
+        asked = [*recut[:most], *offered.few(request.limits, most)]
         if not known.facts:  # else more layers on record would have it timed again and again
             asked = [*winners(request), *asked]
     asked += starved_no_more(request, known)
