@@ -13,7 +13,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -199,11 +199,6 @@ def planned(layer: ConvLayer, setting: Setting) -> Plan:
     )
 
 
-def _version(made: Plan) -> str:
-    """That of the code of a plan's algorithm."""
-    return by_name(made.device)[made.candidate.algorithm].version
-
-
 def run_suite(
     net: Network,
     batch: int,
@@ -252,46 +247,20 @@ def run_suite(
     check_types(net, chosen)
     some = () if names is None else tuple(named.name for named in chosen)
     suite = Suite(net.name, batch, setting, len(chosen), network and names is None, names=some)
-    plans: dict[str, Plan] = {}
-    meant = batch, setting.direction
-    jobs = [
-        Row(named.name, named.at(*net.stated(named, *meant)).replace(dtype=setting.dtype), named.repeat)
-        for named in chosen
-    ]
-    if own := sum((row.layer.N, row.layer.direction) != meant for row in jobs):
-        suite.notes.append(f"{own} of {len(jobs)} layers are at a batch size or in a direction of their own")
+    jobs = _jobs(suite, net, chosen)
     if folder is not None:
         restore(suite, jobs, folder)
     if any(not row.times for row in jobs) or (net.name in NETWORKS and as_exported(OURS) not in suite.whole):
         suite.whole, suite.shares = {}, {}  # those of other rows, or of a part of the contestants
-    sequence = suite.network and setting.constant and "onnxruntime" in setting.baselines
-    sequence = sequence and all(row.layer.direction == "fwd" and given(row.layer) for row in jobs) and not suite.whole
+    sequence = _run_in_sequence(suite, jobs)
     try:
-        for row in jobs:
-            if over():
-                break
-            if row.times and not sequence:
-                continue
-            say(f"tuning {net.name} {row.name}")
-            try:
-                plans[row.name] = planned(row.layer, setting)
-            except FAILURES as failure:
-                row.failures[OURS] = one_line(failure, 200)
+        plans = _tuned(suite, [row for row in jobs if sequence or not row.times], over, say)
         for row in jobs:
             if not row.times:
                 if over():
                     continue
                 say(f"timing {net.name} {row.name}")
-                begun, others = time.perf_counter(), cpu_seconds_of_others()
-                if (made := plans.get(row.name)) is not None:
-                    row.candidate, row.version = str(made.candidate), _version(made)
-                    facts = made.facts.get(row.candidate)
-                    row.recorded = facts.time if facts else None
-                    try:
-                        measured(row, made.from_records(), setting, baselines)  # whose workspace goes with it
-                    except FAILURES as failure:  # of what all contestants need
-                        row.failures[OURS] = one_line(failure, 200)
-                row.busy = (cpu_seconds_of_others() - others) / (time.perf_counter() - begun)
+                _timed(row, plans.get(row.name), setting, baselines)
             if row.candidate and row.layer.direction == "fwd":
                 row.bound = least_seconds(row.layer, setting.device, Candidate.parse(row.candidate))
             suite.rows.append(row)
@@ -308,6 +277,57 @@ def run_suite(
     if folder is not None:
         keep(suite, folder, jobs)
     return suite
+
+
+def _jobs(suite: Suite, net: Network, chosen: Iterable[NamedLayer]) -> list[Row]:
+    """A row for each of some layers, nothing of which is measured yet."""
+    setting, meant = suite.setting, (suite.batch, suite.setting.direction)
+    jobs = [
+        Row(named.name, named.at(*net.stated(named, *meant)).replace(dtype=setting.dtype), named.repeat)
+        for named in chosen
+    ]
+    if own := sum((row.layer.N, row.layer.direction) != meant for row in jobs):
+        suite.notes.append(f"{own} of {len(jobs)} layers are at a batch size or in a direction of their own")
+    return jobs
+
+
+def _run_in_sequence(suite: Suite, jobs: Sequence[Row]) -> bool:
+    """Whether the layers are to be timed one after the other, too, as a network, and that was not done before."""
+    return (
+        suite.network
+        and suite.setting.constant
+        and "onnxruntime" in suite.setting.baselines
+        and all(row.layer.direction == "fwd" and given(row.layer) for row in jobs)
+        and not suite.whole
+    )
+
+
+def _tuned(suite: Suite, rows: Iterable[Row], over: Callable[[], bool], say: Callable[[str], None]) -> dict[str, Plan]:
+    """Our plans of some rows' layers by name, as far as the time goes."""
+    plans = {}
+    for row in rows:
+        if over():
+            break
+        say(f"tuning {suite.name} {row.name}")
+        try:
+            plans[row.name] = planned(row.layer, suite.setting)
+        except FAILURES as failure:
+            row.failures[OURS] = one_line(failure, 200)
+    return plans
+
+
+def _timed(row: Row, made: Plan | None, setting: Setting, baselines: Mapping[str, Baseline]) -> None:
+    """Measure one layer, if we have a plan for it; and how busy others kept the machine meanwhile."""
+    begun, others = time.perf_counter(), cpu_seconds_of_others()
+    if made is not None:
+        row.candidate, row.version = str(made.candidate), by_name(made.device)[made.candidate.algorithm].version
+        facts = made.facts.get(row.candidate)
+        row.recorded = facts.time if facts else None
+        try:
+            measured(row, made.from_records(), setting, baselines)  # whose workspace goes with it
+        except FAILURES as failure:  # of what all contestants need
+            row.failures[OURS] = one_line(failure, 200)
+    row.busy = (cpu_seconds_of_others() - others) / (time.perf_counter() - begun)
 
 
 def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
