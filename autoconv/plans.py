@@ -376,7 +376,7 @@ class Plan:
     def explain(self) -> str:
         """Every candidate with its times, spread, error and workspace, or the reasons why it was out.
 
-        The time is of a run with cold filters, as in a network; the warm one of a layer that runs by itself.
+        The time is of a run with cold filters, as in a network; the hot one of a layer that runs by itself.
 
         Returns
         -------

@@ -45,7 +45,7 @@ def candidate_table(
     width = max(map(len, [*map(str, timed), *out]), default=0)
     lines = []
     if timed:
-        titles = f"{'time':>9} {'warm':>9} {'pack':>9} {'GFLOP/s':>8} {'spread':>7} {'error':>8} {'workspace':>10}"
+        titles = f"{'time':>9} {'hot':>9} {'pack':>9} {'GFLOP/s':>8} {'spread':>7} {'error':>8} {'workspace':>10}"
         lines += ["", f"  {'candidate':<{width}} {titles}"]
     for candidate in sorted(timed, key=lambda c: (rank.get(c, len(rank)), timed[c].time, str(c))):
         found = timed[candidate]

@@ -86,8 +86,8 @@ class Limits:
         """Seconds that count: the run, and packing where the filters vary."""
         return facts.time + (facts.pack if self.weights == "varying" else 0.0)
 
-    def warm_cost(self, facts: Facts) -> float:
-        """The same of a run with warm filters; where it was not timed, of a cold one."""
+    def hot_cost(self, facts: Facts) -> float:
+        """The same of a hot run; where it was not timed, of a cold one."""
         return self.cost(facts) + (0.0 if facts.hot is None else facts.hot - facts.time)
 
     def workspace(self, facts: Facts) -> int:
@@ -99,9 +99,9 @@ def ranking(facts: Mapping[Candidate, Facts], limits: Limits, arrays: int) -> li
     """The candidates that the limits allow, best first.
 
     The fastest and all that are within the noise of it are equally fast with cold filters; of those, the fastest with
-    warm ones, as a layer that runs by itself has them, and all that are within the noise of it are equally fast. Among
+    hot ones, as a layer that runs by itself has them, and all that are within the noise of it are equally fast. Among
     these, whose threads work on their own come first, then those of less workspace, where the difference matters beside
-    the layer's own arrays, then who was faster with warm filters, then who was with cold ones, then the name. The next
+    the layer's own arrays, then who was faster with hot filters, then who was with cold ones, then the name. The next
     are ranked in the same way among what is left. Everything is compared with the fastest of its group only, as "within
     the noise" is not transitive.
 
@@ -120,7 +120,7 @@ def ranking(facts: Mapping[Candidate, Facts], limits: Limits, arrays: int) -> li
     return [
         candidate
         for group in equally_fast(facts, limits)
-        for equals in _equally_warm(group, facts, limits)
+        for equals in _equally_hot(group, facts, limits)
         for kind in (False, True)
         for candidate in _by_workspace([c for c in equals if cooperates(c) == kind], facts, limits, arrays)
     ]
@@ -157,29 +157,29 @@ def equally_fast(facts: Mapping[Candidate, Facts], limits: Limits) -> Iterator[l
         left = [entry for entry in near if entry not in tied] + left[len(near) :]
 
 
-def _equally_warm(
+def _equally_hot(
     group: Sequence[Candidate], facts: Mapping[Candidate, Facts], limits: Limits
 ) -> Iterator[list[Candidate]]:
-    """The candidates of a group in groups of their own, those first that are within the noise of the fastest when warm.
+    """The candidates of a group in groups of their own, those first that are within the noise of the fastest when hot.
 
-    Warm times are the least of a few samples: nothing says how certain each is, and the most noise is allowed for.
+    Hot times are the least of a few samples: nothing says how certain each is, and the most noise is allowed for.
     """
     left = list(group)
     while left:
-        most = min(limits.warm_cost(facts[candidate]) for candidate in left) * (1 + MOST_NOISE)
-        yield [candidate for candidate in left if limits.warm_cost(facts[candidate]) <= most]
-        left = [candidate for candidate in left if limits.warm_cost(facts[candidate]) > most]
+        most = min(limits.hot_cost(facts[candidate]) for candidate in left) * (1 + MOST_NOISE)
+        yield [candidate for candidate in left if limits.hot_cost(facts[candidate]) <= most]
+        left = [candidate for candidate in left if limits.hot_cost(facts[candidate]) > most]
 
 
 def _by_workspace(
     group: Sequence[Candidate], facts: Mapping[Candidate, Facts], limits: Limits, arrays: int
 ) -> Iterator[Candidate]:
-    """Those of a group of the least workspace, and of little more, by their warm times; then the next likewise."""
+    """Those of a group of the least workspace, and of little more, by their hot times; then the next likewise."""
     left = list(group)
     while left:
         most = min(limits.workspace(facts[candidate]) for candidate in left) + NEGLIGIBLE * arrays
         small = [candidate for candidate in left if limits.workspace(facts[candidate]) <= most]
-        yield from sorted(small, key=lambda candidate: limits.warm_cost(facts[candidate]))
+        yield from sorted(small, key=lambda candidate: limits.hot_cost(facts[candidate]))
         left = [candidate for candidate in left if candidate not in small]
 
 

@@ -80,14 +80,14 @@ def test_within_the_noise_less_workspace_wins_then_the_faster_then_the_name() ->
     assert ranking({"b": facts(1.0), "a": facts(1.0)}, Limits()) == ["a", "b"]
 
 
-def test_of_equally_fast_ones_that_need_the_same_the_faster_with_warm_filters_comes_first() -> None:
+def test_of_equally_fast_ones_that_need_the_same_the_faster_with_hot_filters_comes_first() -> None:
     found = {"a": facts(1.0, hot=0.9), "b": facts(1.005, hot=0.8), "c": facts(1.004), "d": facts(1.02, hot=0.1)}
     assert ranking(found, Limits(weights="constant")) == ["b", "a", "c", "d"]
     packed = {"a": facts(1.0, hot=0.9), "b": facts(0.605, pack=0.4, hot=0.7)}  # which counts in either state
     assert ranking(packed, Limits()) == ["a", "b"]
 
 
-def test_who_is_slower_with_warm_filters_by_more_than_the_noise_is_no_equal() -> None:
+def test_who_is_slower_with_hot_filters_by_more_than_the_noise_is_no_equal() -> None:
     found = {"small": facts(1.0, hot=0.9), "large": facts(1.005, hot=0.8, workspace=9)}
     assert ranking(found, Limits(), 0) == ["large", "small"]
     near = found | {"large": facts(1.005, hot=0.88, workspace=9)}

@@ -59,7 +59,7 @@ class _Standing:
     """How a contestant stands so far."""
 
     contestant: Contestant
-    warm: float = inf
+    warm_up: float = inf  # seconds that it took
     cold: list[float] = field(default_factory=list)
     hot: list[float] = field(default_factory=list)
     pack: list[float] = field(default_factory=list)
@@ -84,13 +84,13 @@ class _Standing:
 
     @property
     def alive(self) -> bool:
-        return self.failure is None and self.warm < inf
+        return self.failure is None and self.warm_up < inf
 
     @property
     def least(self) -> float:
         if self.long and len(self.cold) < FEWEST:  # of so few even the warm-up counts
-            return min([self.warm, *self.cold])
-        return min(self.cold, default=self.warm)
+            return min([self.warm_up, *self.cold])
+        return min(self.cold, default=self.warm_up)
 
     @property
     def time(self) -> float:
@@ -261,14 +261,14 @@ class Heat:
         return self.budget is not None and self.spent + self.clock() - self.start >= self.budget
 
     def warm_up(self, entry: _Standing, part: float) -> None:
-        entry.warm = _positive(entry.contestant.hot())
-        entry.long = entry.warm > part
+        entry.warm_up = _positive(entry.contestant.hot())
+        entry.long = entry.warm_up > part
         if not entry.long and not self.pruned(entry):
             self.sample(entry)
 
     def look_again(self, entries: Sequence[_Standing]) -> None:
         """A first sample of those whose warm-up took long, the quickest first."""
-        for place, entry in enumerate(sorted(entries, key=lambda entry: entry.warm)):
+        for place, entry in enumerate(sorted(entries, key=lambda entry: entry.warm_up)):
             if self.over() and place >= PLAY_OFF:
                 return
             if not self.pruned(entry):
@@ -301,7 +301,7 @@ class Heat:
 
     def pruned(self, entry: _Standing) -> bool:
         """Whether it is not worth the time that one more sample takes."""
-        if entry.warm < PATIENCE:
+        if entry.warm_up < PATIENCE:
             return False
         best = min(other.time for other in self.entries if other.alive)
         return entry.time >= FAR * best or self.rival(entry, CLEARLY) is not None
