@@ -1,4 +1,4 @@
-"""Networks: lists of layers, and where they come from."""
+"""Networks: lists of layers; graphs, where they come from, what rewrites them, chooses for them, and runs them."""
 
 from autoconv.networks.files import load, names
 from autoconv.networks.layers import NamedLayer, Network

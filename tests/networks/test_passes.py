@@ -14,10 +14,12 @@ from onnx_models import model, node
 from autoconv.bench.networks.models import light, randomised
 from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.expressions import with_constants
+from autoconv.cpu.operators import INPUTS
+from autoconv.cuda.operators import elementwise as on_a_gpu
 from autoconv.networks.graph import Graph
 from autoconv.networks.onnx_reader import translated
 from autoconv.networks.operators import Conv, ConvTranspose, Elementwise, MatMul, TensorType
-from autoconv.networks.passes import PASSES, optimized
+from autoconv.networks.passes import PASSES, fusion, optimized
 from autoconv.networks.passes.epilogue import activation_of
 from autoconv.networks.reference import evaluate
 
@@ -162,6 +164,10 @@ def test_the_answer_is_the_same(case: str) -> None:
     assert graph.nodes == kept
     assert [n.operator.kind for n in found.nodes.values()] == kinds
     agree(graph, found, 1e-6)
+
+
+def test_nodes_are_fused_up_to_the_inputs_that_kernels_take() -> None:
+    assert fusion.MOST_INPUTS == len(INPUTS) == on_a_gpu.MOST_INPUTS
 
 
 def test_epilogues_are_in_the_layers() -> None:

@@ -1,4 +1,4 @@
-"""What the algorithms with generated kernels share: versions, the compiler they need, and the threads they run on."""
+"""What the algorithms with generated kernels share: these kernels, how they are called, and by how many threads."""
 
 from __future__ import annotations
 
