@@ -51,7 +51,9 @@ def cache_folder(named: Path | str | None = None) -> Path:
         raise RecordError(f"{str(named)!r:.80}: expected the name of a folder, got characters that no name can have")
     try:
         return _absolute(Path(named or user_cache_dir("autoconv")).expanduser())
-    except RuntimeError:
+    except RuntimeError as error:  # of a name that begins with ~
+        if named:
+            raise RecordError(f"{str(named)!r:.80}: expected a folder of a user that there is: {error}") from None
         return temporary_folder()
 
 

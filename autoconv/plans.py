@@ -231,7 +231,8 @@ class Plan:
                 return self.run(x, w, bias, residual, out, slope)
         foreign = None if device.owns(x) else x
         a = self._operand(x, self._names[0], self._a_shape)
-        workspace = self._scratch(self._workspaces, kernel.workspace_bytes)
+        stream = device.stream()
+        workspace = self._scratch(self._workspaces, stream, kernel.workspace_bytes)
         packs = type(w) is PackedWeights
         b = self._unwrap(w) if packs else self._operand(w, self._names[1], self._b_shape, self._b_dtype)
         y = device.empty(self._out_shape, self._out_dtype) if out is None else self._output(out, a, b)
@@ -240,10 +241,13 @@ class Plan:
             if out is not None and any(t is not None and device.overlap(y, t) for t in (bias, residual)):
                 raise ArrayError("out: expected memory of its own, got an array that overlaps bias, residual or slope")
         if kernel.packed_bytes and not packs:
-            packed = self._scratch(self._packed, kernel.packed_bytes)
+            packed = self._scratch(self._packed, stream, kernel.packed_bytes)
             kernel.pack(b, packed)
-            b = packed
-        kernel.run(a, b, y, bias, residual, workspace)
+            kernel.run(a, packed, y, bias, residual, workspace)
+            self._packed[stream] = packed
+        else:
+            kernel.run(a, b, y, bias, residual, workspace)
+        self._workspaces[stream] = workspace
         if out is not None:
             return out
         return y if foreign is None else like(foreign, y)
@@ -288,13 +292,10 @@ class Plan:
             self.device.synchronize()
         return PackedWeights(self._binding, packed)
 
-    def _scratch(self, kept: dict[int, Array], nbytes: int) -> Array:
-        """Memory of the current thread, stream or capture."""
-        stream = self.device.stream()
-        found = kept.get(stream)
-        if found is None:
-            found = kept[stream] = self.device.buffer(nbytes)
-        return found
+    def _scratch(self, kept: dict[int, Array], stream: int, nbytes: int) -> Array:
+        """Memory of the current thread, stream or capture, taken out while in use: a signal's handler may run, too."""
+        found = kept.pop(stream, None)
+        return self.device.buffer(nbytes) if found is None else found
 
     def _operand(self, array: Any, name: str, shape: tuple[int, ...], dtype: Any = None) -> Array:
         device, dtype = self.device, dtype or self._dtype

@@ -7,6 +7,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,8 @@ class _Lease:
         self.__array_interface__ = raw[:nbytes].__array_interface__
 
     def __del__(self) -> None:
-        self._memory.give(self._raw)
+        with suppress(AttributeError):  # of one whose making an interrupt ended
+            self._memory.give(self._raw)
 
 
 def _fresh(size: int, alignment: int) -> Array:

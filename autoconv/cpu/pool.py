@@ -15,6 +15,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -97,11 +98,12 @@ class _Pool:
         self._workers: list[threading.Thread] = []
         try:
             for n in range(1, threads):
-                worker = threading.Thread(target=work, args=(self.address, n), name=f"autoconv-{n}", daemon=True)
-                worker.start()
+                mine = self._words, work, self.address, n
+                worker = threading.Thread(target=_watch, args=mine, name=f"autoconv-{n}", daemon=True)
                 self._workers.append(worker)
-        except RuntimeError:
-            self.stop()  # those who are there watch the words, which go with this object
+                worker.start()
+        except BaseException:  # an interrupt, too
+            self.stop()
             raise
         if hasattr(os, "sched_getaffinity") and not crowded:
             self._list(os.sched_getaffinity(0))
@@ -128,7 +130,14 @@ class _Pool:
         """Have the workers leave, and wait until they have."""
         program().function("stop", ctypes.c_void_p)(self.address)
         for worker in self._workers:
-            worker.join()
+            with suppress(RuntimeError):  # of one that has not begun, or does not know that it has
+                worker.join()
+
+
+def _watch(words: mmap.mmap, work: Callable[..., Any], address: int, number: int) -> None:
+    """A worker's life: the words last as long as it does, whatever becomes of the pool."""
+    work(address, number)
+    del words
 
 
 _pools: dict[int, _Pool] = {}

@@ -40,8 +40,8 @@ def count_threads() -> Decision:
     """
     text = os.environ.get("AUTOCONV_NUM_THREADS")
     if text:
-        if not text.isdecimal() or not 1 <= int(text) <= MOST_THREADS:
-            raise PlanError(f"AUTOCONV_NUM_THREADS={text!r}: expected an integer from 1 to {MOST_THREADS}")
+        if not (text.isdecimal() and len(text) <= 99) or not 1 <= int(text) <= MOST_THREADS:
+            raise PlanError(f"AUTOCONV_NUM_THREADS={text!r:.80}: expected an integer from 1 to {MOST_THREADS}")
         return Decision(int(text), f"AUTOCONV_NUM_THREADS={text}")
     there, allowed, cores = os.cpu_count() or 1, _allowed(), count_cores()
     reason = f"one for each of {cores} cores" if cores > 1 else "one core"

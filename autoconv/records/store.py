@@ -1,8 +1,4 @@
-"""Text by key in a folder, shared by processes: diskcache, with everything but inline text refused.
-
-diskcache on its own unpickles values and keys, opens and deletes files by a stored name, and sets attributes
-and PRAGMAs by stored settings: whoever can plant a row could run code. Here a row can only ever be text.
-"""
+"""Text by key in a folder, shared by processes, whatever is found on the disk."""
 
 from __future__ import annotations
 
@@ -12,39 +8,24 @@ import stat
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import diskcache
-from diskcache.core import DBNAME, ENOVAL, METADATA, MODE_RAW
+from diskcache.core import DBNAME, MODE_RAW
 
 from autoconv.common.text import reason
 from autoconv.errors import CacheWarning, RecordError
 from autoconv.paths import make_private
+from autoconv.records.database import LARGEST, SETTINGS, Database, TextDisk, strange_is_broken
 
-LARGEST = 1 << 23  # bytes of one row
 LONGEST = LARGEST // 4 - 1024  # characters of one value
 PATIENCE = 10  # seconds to wait for another process's transaction
 
 # What SQLite keeps; the logs first, since a new database would take them for its own.
 _FILES = (f"{DBNAME}-wal", f"{DBNAME}-shm", f"{DBNAME}-journal", DBNAME)
-
-_SETTINGS = {
-    "statistics": 0,
-    "tag_index": 0,
-    "eviction_policy": "none",
-    "size_limit": 2**62,
-    "cull_limit": 0,
-    "sqlite_auto_vacuum": 1,
-    "sqlite_cache_size": 2**10,
-    "sqlite_journal_mode": "wal",
-    "sqlite_mmap_size": 0,  # a mapped file that somebody truncates kills the process
-    "sqlite_synchronous": 1,
-    "disk_min_file_size": LARGEST,
-    "disk_pickle_protocol": 4,
-}
 
 # The folder is at fault, not what the database holds.
 _UNAVAILABLE = {
@@ -64,71 +45,6 @@ _TROUBLE = (sqlite3.Error, diskcache.Timeout, OSError)
 T = TypeVar("T")
 
 
-class _TextDisk(diskcache.Disk):  # type: ignore[misc]
-    """Inline text in, inline text out; no pickles, no bytes, no files."""
-
-    def __init__(self, directory: str, **ignored: object) -> None:
-        super().__init__(directory)
-
-    def put(self, key: object) -> tuple[str, bool]:
-        if type(key) is not str:
-            raise TypeError(f"key: expected text, got {type(key).__name__}")
-        return key, True
-
-    def get(self, key: object, raw: object) -> str | None:
-        return key if raw == 1 and type(key) is str else None
-
-    def store(self, value: object, read: bool, key: object = None) -> tuple[int, int, None, str]:
-        if type(value) is not str or read:
-            raise TypeError(f"value: expected text, got {type(value).__name__}")
-        return len(value), MODE_RAW, None, value
-
-    def fetch(self, mode: object, filename: object, value: object, read: bool) -> str:
-        if mode != MODE_RAW or filename is not None or type(value) is not str or read:
-            raise ValueError("the row is not inline text")
-        return value
-
-    def remove(self, file_path: object) -> None:
-        """Nothing: a row names no file of ours."""
-
-
-class _Closer:
-    """Closes a thread's connection when the thread, or the store, is gone: Python 3.13 complains if nobody does."""
-
-    connection: sqlite3.Connection | None = None
-    pid = 0
-
-    def __del__(self) -> None:
-        if self.connection is not None and self.pid == os.getpid():  # what a parent opened is the parent's to close
-            with suppress(sqlite3.ProgrammingError):  # the store has died in another thread
-                self.connection.close()
-
-
-class _Database(diskcache.Cache):  # type: ignore[misc]
-    """A diskcache whose settings are ours, whatever the file says, and whose rows are bounded."""
-
-    @property
-    def _con(self) -> sqlite3.Connection:
-        try:
-            closer: _Closer = self._local.closer
-        except AttributeError:  # made before the connection, since Python ends the older of unreachable objects first
-            closer = self._local.closer = _Closer()
-        known = closer.connection
-        try:
-            with _strange_is_broken():  # a new connection reads the settings
-                connection: sqlite3.Connection = super()._con
-        finally:  # one that cannot has to be closed, too
-            closer.connection, closer.pid = getattr(self._local, "con", None), os.getpid()
-        if connection is not known:
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
-        return connection
-
-    def reset(self, key: str, value: object = ENOVAL, update: bool = True) -> Any:
-        if key in _SETTINGS:
-            return super().reset(key, _SETTINGS[key], update)
-        return super().reset(key) if key in METADATA and value is ENOVAL else value
-
-
 class TextStore:
     """Text by key, in a database in a folder; in memory where the folder cannot be used, but for what is there already.
 
@@ -140,7 +56,8 @@ class TextStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._memory: dict[str, str] | None = None  # takes over when the folder fails
-        self._database: _Database | None = None
+        self._database: Database | None = None
+        self._file: tuple[int, int] | None = None  # which one it is
         self._reported: set[str] = set()
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -175,10 +92,10 @@ class TextStore:
                 raise RecordError(f"text under {key!r:.80}: expected Unicode text, got {error}") from None
             return text
 
-        def in_database(database: _Database) -> None:
+        def in_database(database: Database) -> None:
             with database.transact():
                 text = changed(self._read(database, key))
-                with _strange_is_broken():
+                with strange_is_broken():
                     database._sql("DELETE FROM Cache WHERE key = ?", (key,))  # whatever stands there
                     database.set(key, text)
 
@@ -191,8 +108,8 @@ class TextStore:
     def __iter__(self) -> Iterator[str]:
         """Every key."""
 
-        def in_database(database: _Database) -> list[str]:
-            with _strange_is_broken():
+        def in_database(database: Database) -> list[str]:
+            with strange_is_broken():
                 rows = database._sql("SELECT CAST(key AS BLOB) FROM Cache WHERE raw = 1 AND typeof(key) = 'text'")
                 return [key for (data,) in rows if type(key := _decoded(data)) is str]
 
@@ -210,20 +127,24 @@ class TextStore:
         if self._database is not None and self._pid == os.getpid():
             self._database.close()
 
-    def _do(self, use: Callable[[_Database], T], otherwise: Callable[[dict[str, str]], T]) -> T:
+    def _do(self, use: Callable[[Database], T], otherwise: Callable[[dict[str, str]], T]) -> T:
         for attempt in ("as it is", "repaired", "new"):
             database = self._open()
             if database is None:
                 break
             try:
+                database.settle()
                 return use(database)
             except _TROUBLE as error:
                 try:
                     if _unavailable(error) or attempt == "new":
                         raise
-                    self._database = self._repaired(doubted=attempt == "repaired")
+                    self._keep(self._repaired(doubted=attempt == "repaired"))
                 except _TROUBLE as final:
                     self._degrade(final)
+            except BaseException:
+                database.settle()
+                raise
         assert self._memory is not None
         return otherwise(self._memory)
 
@@ -251,7 +172,7 @@ class TextStore:
         try:
             self._regular(*files)
             uri = f"{(self.directory / DBNAME).absolute().as_uri()}?{how}"
-            with _strange_is_broken(), closing(sqlite3.connect(uri, timeout=0, uri=True)) as connection:
+            with strange_is_broken(), closing(sqlite3.connect(uri, timeout=0, uri=True)) as connection:
                 connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
                 connection.text_factory = _decoded
                 rows = connection.execute(query + wanted[0], wanted[1]).fetchall()
@@ -269,9 +190,9 @@ class TextStore:
                 return {}
         return self._plain_rows("immutable=1", [DBNAME], key)
 
-    def _read(self, database: _Database, key: str) -> str | None:
+    def _read(self, database: Database, key: str) -> str | None:
         try:
-            with _strange_is_broken():
+            with strange_is_broken():
                 value: str | None = database.get(key)
                 return value
         except sqlite3.Error as error:
@@ -280,20 +201,35 @@ class TextStore:
             self.report(f"{self.directory}: what is stored under {key!r} is ignored: {error!s:.200}")
             return None
 
-    def _open(self) -> _Database | None:
+    def _open(self) -> Database | None:
         if self._pid != os.getpid():
-            _PARENTS.append(self._database)
+            _LEFT.append(self._database)
             self._database, self._lock, self._pid = None, threading.Lock(), os.getpid()
+        if self._database is not None and self._file != self._identity():
+            self.report(f"{self.directory / DBNAME} was deleted or replaced in use: a new one is started")
+            _LEFT.append(self._database)
+            self._database = None
         if self._database is None and self._memory is None:
             with self._lock:
                 if self._database is None and self._memory is None:
                     try:
-                        self._database = self._connected()
+                        self._keep(self._connected())
                     except _TROUBLE as error:
                         self._degrade(error)
         return self._database if self._memory is None else None
 
-    def _connected(self) -> _Database:
+    def _keep(self, database: Database) -> None:
+        self._database, self._file = database, self._identity()
+
+    def _identity(self) -> tuple[int, int] | None:
+        """Which file has the database's name now."""
+        try:
+            found = (self.directory / DBNAME).stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _connected(self) -> Database:
         try:
             return self._connect()
         except _TROUBLE as error:
@@ -301,13 +237,13 @@ class TextStore:
                 raise
         return self._repaired()
 
-    def _connect(self) -> _Database:
+    def _connect(self) -> Database:
         make_private(self.directory)
         self._regular(*_FILES)
-        with _strange_is_broken():
-            return _Database(str(self.directory), timeout=PATIENCE, disk=_TextDisk, **_SETTINGS)
+        with strange_is_broken():
+            return Database(str(self.directory), timeout=PATIENCE, disk=TextDisk, **SETTINGS)
 
-    def _repaired(self, doubted: bool = False) -> _Database:
+    def _repaired(self, doubted: bool = False) -> Database:
         """The database, or a new one where it is broken; one process at a time looks after that.
 
         A doubted one has broken again after it was found whole: SQLite's check does not see everything.
@@ -335,13 +271,14 @@ class TextStore:
         self.report(f"{self.directory}: {reason(cause)[:200]}: tuning is remembered by this process only")
 
 
-# SQLite must not close, in a forked child, what the parent opened: kept here, it never is.
-_PARENTS: list[_Database | None] = []
+# What SQLite must not close: in a forked child what the parent opened, and what was deleted, since it would delete the
+# logs by their names, which may be those of a new database. Kept here, it never does.
+_LEFT: list[Database | None] = []
 
 
-def _sound(database: _Database) -> bool:
+def _sound(database: Database) -> bool:
     """Whether a broken database has been repaired since: it is whole, and takes a row."""
-    with _strange_is_broken():
+    with strange_is_broken():
         ((verdict,),) = database._sql("PRAGMA quick_check(1)").fetchall()
         with suppress(_RollBackError), database.transact():
             database.set("sound", "")
@@ -359,18 +296,6 @@ def _decoded(data: bytes) -> str | bytes:
 
 class _RollBackError(Exception):
     """Ends a transaction that was only a trial."""
-
-
-@contextmanager
-def _strange_is_broken() -> Iterator[None]:
-    """Turn what a strange table makes diskcache trip over into the error of a broken database.
-
-    sqlite3 does too: it cannot decode an error message of SQLite's that quotes a damaged schema.
-    """
-    try:
-        yield
-    except (TypeError, ValueError, AttributeError, LookupError) as error:
-        raise sqlite3.DatabaseError(str(error)) from error
 
 
 def _code(error: BaseException) -> int:

@@ -68,6 +68,12 @@ def test_the_folder_stays_where_it_was_first_meant(tmp_path: Path, monkeypatch: 
         monkeypatch.chdir(tmp_path)
 
 
+def test_the_folder_of_a_user_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", "~nobody-of-that-name/folder")
+    with pytest.raises(RecordError, match="'~nobody-of-that-name/folder': expected a folder of a user that there is"):
+        TuningCache()
+
+
 def test_a_user_without_a_home_has_a_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pwd = pytest.importorskip("pwd")
     for name in ("HOME", "XDG_CACHE_HOME", "AUTOCONV_CACHE_DIR", "AUTOCONV_KERNEL_DIR"):

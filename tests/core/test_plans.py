@@ -239,3 +239,27 @@ def test_not_finite_values_reach_their_outputs_and_no_others(cache: TuningCache,
     else:  # ReLU turns minus infinity into zero
         assert np.isin(got[reached], [np.inf, 0.0]).all()
         assert np.isinf(got[reached]).any()
+
+
+def test_a_plan_that_runs_within_its_own_run_gives_both_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a signal's handler runs it: both have packed filters and a workspace of their own."""
+    layer = ConvLayer(N=1, C=8, H=12, W=12, K=16, R=3, S=3, padding=1)
+    made = plan(layer, "numpy.winograd[m=2,r=3]")
+    x, w = np.ones(layer.x_shape, np.float32), np.ones(layer.w_shape, np.float32)
+    want, inner, run = made.run(x, w), [], made.kernel.run
+    assert made.kernel.packed_bytes
+
+    def handled(*arguments: object) -> None:
+        if not inner:
+            inner.append(None)
+            inner[0] = made.run(x, 2 * w)
+        run(*arguments)
+
+    monkeypatch.setattr(made.kernel, "run", handled)
+    np.testing.assert_array_equal(made.run(x, w), want)
+    np.testing.assert_array_equal(inner[0], 2 * want)
+    kept = [*made._workspaces.values(), *made._packed.values()]
+    made.run(x, w)
+    assert [*map(id, kept)] == [*map(id, [*made._workspaces.values(), *made._packed.values()])], (
+        "taken out and put back"
+    )

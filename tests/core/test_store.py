@@ -14,14 +14,17 @@ import warnings
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
+from diskcache.core import DBNAME
 from stores import plant, put, reopened, set_aside, store
 
 from autoconv.errors import CacheWarning, RecordError
 from autoconv.records import store as module
-from autoconv.records.store import LARGEST, LONGEST, TextStore, _Closer
+from autoconv.records.database import LARGEST, Closer
+from autoconv.records.store import LONGEST, TextStore
 
 __all__ = ["store"]  # a fixture
 
@@ -43,7 +46,7 @@ def test_what_is_plainly_there_is_read_without_setting_diskcache_up(
     store: TextStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again = reopened(store)
-    monkeypatch.setattr(module, "_Database", lambda *_, **__: pytest.fail("a whole database was opened to read a row"))
+    monkeypatch.setattr(module, "Database", lambda *_, **__: pytest.fail("a whole database was opened to read a row"))
     assert again.get("key") == "value"
 
 
@@ -292,10 +295,47 @@ def test_every_thread_has_a_connection_and_what_closes_it(store: TextStore) -> N
     assert seen[0][0] is not seen[1][0]
 
 
+@pytest.mark.parametrize("deleted", ["folder", "database", "replaced"])
+def test_what_was_deleted_in_use_is_started_anew(tmp_path: Path, deleted: str) -> None:
+    folder = tmp_path / "cache"
+    store = TextStore(folder)
+    store.update("a", lambda old: "1")
+    (folder if deleted == "folder" else folder / DBNAME).rename(tmp_path / "away")
+    if deleted == "replaced":
+        TextStore(folder).update("b", lambda old: "2")
+    with pytest.warns(CacheWarning, match="was deleted or replaced in use: a new one is started"):
+        store.update("c", lambda old: "3")
+    again = TextStore(folder)
+    assert [again.get(key) for key in "abc"] == [None, "2" if deleted == "replaced" else None, "3"]
+    assert store.persistent
+
+
+def test_an_interrupt_within_a_transaction_locks_nobody_out(store: TextStore) -> None:
+    store.update("a", lambda old: "1")
+    database: Any = store._database
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_name == "_transact" and database._con.in_transaction:
+            sys.settrace(None)
+            raise KeyboardInterrupt  # between two lines of diskcache
+        return interrupt
+
+    tracer = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            store.update("b", lambda old: "2")
+    finally:
+        sys.settrace(tracer)
+    assert not database._con.in_transaction
+    TextStore(store.directory).update("c", lambda old: "3")
+    assert [store.get(key) for key in "abc"] == ["1", None, "3"]
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_a_connection_is_closed_by_the_process_that_opened_it(tmp_path: Path, own: bool) -> None:
     connection = sqlite3.connect(tmp_path / "file")
-    closer = _Closer()
+    closer = Closer()
     closer.connection, closer.pid = connection, os.getpid() if own else os.getppid()
     del closer
     with pytest.raises(sqlite3.ProgrammingError, match="closed") if own else closing(connection):

@@ -374,3 +374,32 @@ def test_exit_is_prompt_and_later_launches_still_run():
     command = [sys.executable, "-c", script, *map(str, Path(__file__).parents[:2])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "after\n"), done.stderr
+
+
+INTERRUPTED = """
+import gc, threading, time
+from autoconv.cpu import pool
+start = threading.Thread.start
+
+def interrupted(thread):
+    start(thread)
+    raise KeyboardInterrupt
+
+threading.Thread.start = interrupted
+ended = 0
+for _ in range(20):
+    try:
+        pool._pool(3)
+    except KeyboardInterrupt:
+        ended += 1
+    gc.collect()
+threading.Thread.start = start
+pool._pool(3)
+time.sleep(0.1)  # for those who watch what is no longer there to notice
+print(ended, threading.active_count())
+"""
+
+
+def test_an_interrupt_while_workers_start_leaves_none_behind():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["20", "3"]), done.stderr

@@ -148,6 +148,9 @@ def test_the_environment_has_the_last_word(computer, monkeypatch):
         monkeypatch.setenv("AUTOCONV_NUM_THREADS", wrong)
         with pytest.raises(PlanError, match=f"AUTOCONV_NUM_THREADS='{wrong}': expected an integer from 1 to 1024"):
             count_threads()
+    monkeypatch.setenv("AUTOCONV_NUM_THREADS", "9" * 5000)  # more digits than Python makes a number of
+    with pytest.raises(PlanError, match="expected an integer from 1 to 1024"):
+        count_threads()
 
 
 @pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
