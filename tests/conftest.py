@@ -184,6 +184,7 @@ NO_KERNELS = (
     "test_machine_measure.py",
     "test_machine_probes.py",
     "test_machine_recorded.py",
+    "test_neon.py",
     "test_permission.py",
     "test_transform_rows.py",
 )
