@@ -133,7 +133,7 @@ def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **op
     model : torch.nn.Module
         In evaluation mode.
     example : tensor, or tuple of inputs
-        Of the shapes and types that it will be called with.
+        Of the shapes and types that it will be called with. Those that stand in it twice are two inputs.
     mode : str
         As for `autoconv.plan`: how each layer's algorithm is chosen. "hybrid" times the most promising candidates, for
         0.2 s per layer unless told otherwise; "profile" times all of them, "heuristic" none.

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.utils._pytree import tree_map_only
 
 from autoconv.common.text import one_line
 from autoconv.errors import ConfigError
@@ -54,7 +55,9 @@ def exported(model: Any, args: Sequence[Any]) -> Any:
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, of its own code
         try:
             with torch.no_grad():
-                return torch.export.export(model, tuple(args)).run_decompositions(table)
+                # PyTorch would take what shares memory, with each other or with the model, for one and the same input.
+                own = tree_map_only(torch.Tensor, lambda given: given.detach().clone(), tuple(args))
+                return torch.export.export(model, own).run_decompositions(table)
         except Exception as error:  # of any kind: the model's own code runs, too
             raise ConfigError(f"{type(model).__name__}: torch.export cannot trace it: {one_line(error)}") from error
 
