@@ -66,6 +66,12 @@ def not_taken(given: Any) -> str:
     return "" if given.layout is torch.strided else f"one of layout {given.layout}"
 
 
+def without_memory(given: Tensor) -> str:
+    """What a tensor is, where it is of a class that stands for others, as the `FakeTensor` of `torch.export` does."""
+    of_its_own = type(given).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+    return f"a {type(given).__name__}" if of_its_own else ""
+
+
 @functools.lru_cache
 def _fewer(device: CPU, threads: int) -> CPU:
     return dataclasses.replace(device, threads=threads)

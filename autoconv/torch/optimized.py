@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,7 +14,7 @@ from autoconv.errors import ArrayError, ConfigError
 from autoconv.functional.operands import default_budget
 from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.torch_reader import exported, translated
-from autoconv.torch.operators import device_in_force, has_tangent, is_wrapped, not_taken
+from autoconv.torch.operators import device_in_force, has_tangent, is_wrapped, not_taken, without_memory
 from autoconv.vendors.torch import array, tensor
 
 
@@ -65,9 +66,12 @@ class OptimizedModule(torch.nn.Module):
         Raises
         ------
         ArrayError
-            For another structure, shape or type than the example's, for inputs that require a gradient, and for those
-            that `torch.func` transforms, as `vmap` does.
+            For another structure, shape or type than the example's, for inputs that require a gradient, for those that
+            `torch.func` transforms, as `vmap` does, or makes within `grad` and its like, for those without memory, as
+            `torch.export` has, and while `torch.jit.trace` records.
         """
+        if torch.jit.is_tracing():  # which sees nothing of what is computed here, and keeps the answer
+            raise ArrayError(f"{self.network.graph.name}: expected a call outside torch.jit.trace, as it records none")
         leaves, spec = tree_flatten((args, kwargs))
         if spec != self._spec:
             raise ArrayError(f"{self.network.graph.name}: expected inputs like the example, {self._spec}, got {spec}")
@@ -81,16 +85,16 @@ class OptimizedModule(torch.nn.Module):
         for leaf, constant in zip(leaves, self._inputs, strict=True):
             if constant is not None:
                 if not _same(leaf, constant[0]):
-                    raise ArrayError(f"{name}: expected {constant[0]!r} as in the example, got {leaf!r}")
+                    raise ArrayError(f"{name}: expected {constant[0]!r} as in the example, got {_told(leaf)}")
                 continue
-            if got := not_taken(leaf):
+            if got := not_taken(leaf) or without_memory(leaf):
                 raise ArrayError(f"{name}: expected a dense tensor on the CPU, got {got}")
             if (leaf.requires_grad and torch.is_grad_enabled()) or has_tangent(leaf):
                 raise ArrayError(
                     f"{name}: expected an input without a gradient, as there is none to be had: detach it, or call "
                     f"within torch.no_grad()"
                 )
-            if is_wrapped(leaf):
+            if is_wrapped(leaf.detach()):  # as `grad` wraps all that is made within it, views for NumPy too
                 raise ArrayError(f"{name}: expected a tensor of its own, got one within a transform of torch.func")
             arrays.append(array(leaf))
         return arrays
@@ -101,10 +105,20 @@ class OptimizedModule(torch.nn.Module):
 
 
 def _same(leaf: Any, constant: Any) -> bool:
-    """Whether an input is a number, a text or None that is in the example; of no number, NaN, there is one."""
-    if isinstance(leaf, torch.Tensor | np.ndarray):
+    """Whether an input is the very number, text or None in the example: `1` is not `True`, and `0.0` is not `-0.0`."""
+    if type(leaf) is not type(constant):
         return False
-    return bool(leaf == constant or (leaf != leaf and constant != constant))
+    if isinstance(leaf, float):  # of no number, NaN, there is one
+        same_sign = math.copysign(1, leaf) == math.copysign(1, constant)
+        return (leaf == constant and same_sign) or (math.isnan(leaf) and math.isnan(constant))
+    return bool(leaf == constant)
+
+
+def _told(leaf: Any) -> str:
+    """An input in a message: of arrays the type and shape, as their values may be any number."""
+    if isinstance(leaf, torch.Tensor | np.ndarray):
+        return f"{type(leaf).__name__} of {str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}"
+    return repr(leaf)
 
 
 def _constant(argument: Any) -> tuple[Any] | None:

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
 
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch_models import Applied, numbers, seeded  # noqa: E402
 
 import autoconv  # noqa: E402
@@ -66,3 +67,64 @@ def test_an_example_keeps_its_memory_format_and_requires_nothing() -> None:
     x = numbers((1, 2, 4, 4)).contiguous(memory_format=torch.channels_last).requires_grad_()
     fast = optimized(Applied(lambda a: a.relu() if a.is_contiguous(memory_format=torch.channels_last) else -a), x)
     torch.testing.assert_close(fast(x.detach()), x.detach().relu())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")  # PyTorch's own
+def test_a_trace_of_it_is_refused() -> None:
+    x = numbers((2, 3))
+    for model in (optimized(nn.ReLU(), x), nn.Sequential(optimized(nn.ReLU(), x))):
+        with pytest.raises(autoconv.ArrayError, match=r"ReLU: expected a call outside torch\.jit\.trace"):
+            torch.jit.trace(model, x)
+
+
+@pytest.mark.parametrize(
+    ("constant", "others"),
+    [(2, [2.0, True]), (2.0, [2]), (True, [1, 1.0]), (1, [True]), (0.0, [-0.0, 0]), (-0.0, [0.0]), ("a", ["b", None])],
+    ids=str,
+)
+def test_constants_of_the_example_are_the_very_same(constant: Any, others: list[Any]) -> None:
+    x = numbers((2, 3))
+    fast = optimized(Applied(lambda a, n: a if isinstance(n, str) else a + n), x, constant)
+    torch.testing.assert_close(fast(x, constant), x if constant == "a" else x + constant)
+    for other in others:
+        with pytest.raises(autoconv.ArrayError, match=rf"expected {constant!r} as in the example, got {other!r}$"):
+            fast(x, other)
+
+
+def test_a_tensor_in_the_place_of_none_is_told_without_its_values() -> None:
+    x = numbers((2, 3))
+    fast = optimized(Applied(lambda a, b: a if b is None else a + b), x, None)
+    torch.testing.assert_close(fast(x, None), x)
+    with pytest.raises(autoconv.ArrayError, match=r"expected None as in the example, got Tensor of float32 \(2, 3\)$"):
+        fast(x, x)
+
+
+class Named(torch.Tensor):
+    """A tensor of another class, with memory of its own."""
+
+
+def test_tensors_without_memory_of_their_own_are_refused() -> None:
+    x = numbers((2, 3))
+    fast = optimized(nn.ReLU(), x)
+    torch.testing.assert_close(fast(x.as_subclass(Named)), x.relu())
+    torch.testing.assert_close(fast(nn.Parameter(x, requires_grad=False)), x.relu())
+    refused = "ReLU: expected a dense tensor on the CPU, got a FakeTensor"
+    with FakeTensorMode() as mode:
+        for given in (torch.zeros(2, 3), mode.from_tensor(x)):
+            with pytest.raises(autoconv.ArrayError, match=refused):
+                fast(given)
+    with pytest.raises(autoconv.ConfigError, match=f"Sequential: torch.export cannot trace it: .*{refused}"):
+        optimized(nn.Sequential(fast, nn.ReLU()), x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own
+def test_tensors_within_a_derivative_of_torch_func_are_refused() -> None:
+    x, one = numbers((2, 3)), torch.ones(())
+    fast = optimized(nn.ReLU(), x)
+    refused = r"ReLU: expected a tensor of its own, got one within a transform of torch\.func"
+    for derivative in (
+        lambda: torch.func.grad(lambda scale: (scale * fast(x)).sum())(one),
+        lambda: torch.func.jvp(lambda scale: scale * fast(x), (one,), (one,)),
+    ):
+        with pytest.raises(autoconv.ArrayError, match=refused):
+            derivative()
