@@ -76,11 +76,13 @@ def conv2d(
     (torch.Size([1, 3, 5, 5]), torch.Size([3, 2, 3, 3]))
     """
     for name, given in (("input", input), ("weight", weight), ("bias", bias)):
-        if given is not None and (got := operators.not_taken(given)):
+        if given is None and name == "bias":
+            continue
+        if got := operators.not_taken(given):
             raise ArrayError(f"{name}: expected a dense tensor on the CPU, got {got}")
-        if given is not None and operators.has_tangent(given):
+        if operators.has_tangent(given):
             raise ArrayError(f"{name}: expected a tensor without a tangent: there are no derivatives in forward mode")
-        if given is not None and operators.is_differentiated(given):
+        if operators.is_differentiated(given):
             raise ArrayError(
                 f"{name}: expected one by which torch.func does not differentiate: backward and torch.autograd.grad do"
             )

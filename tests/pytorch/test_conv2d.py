@@ -234,6 +234,11 @@ def test_what_is_no_convolution_is_refused() -> None:
         conv2d(x, w.to("meta"))
     with pytest.raises(autoconv.ArrayError, match="input: expected a dense tensor on the CPU, got ndarray"):
         conv2d(x.numpy(), w)
+    for given, name in (((None, w), "input"), ((x, None), "weight")):
+        with pytest.raises(autoconv.ArrayError, match=f"{name}: expected a dense tensor on the CPU, got NoneType"):
+            conv2d(*given)
+    with pytest.raises(autoconv.ArrayError, match="input: expected a dense tensor on the CPU, got NoneType"):
+        autoconv.torch.Conv2d(3, 4, 3)(None)
     with pytest.raises(autoconv.ArrayError, match="input: expected a dense tensor on the CPU, got one of layout"):
         conv2d(x.to_sparse(), w)
     with pytest.raises(autoconv.ArrayError, match="input: expected a dense tensor on the CPU, got one of type torch"):

@@ -190,11 +190,64 @@ def test_a_parameter_of_two_modules_is_one_constant() -> None:
         (lambda x: x + torch.ones(6, 7).mT.as_strided((6,), (1,)), "expected an operator that computes new arrays"),
         (lambda x: x.to_sparse().sum().to_dense(), r"expected dense arrays .* got torch.float32 \(torch.sparse_coo\)"),
         (lambda x: torch.native_dropout(x, 0.5, True), "expected one output of random numbers"),
+        (
+            lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8),
+            r"node 'quantize_per_tensor' .* got quantised ones",
+        ),
+        (
+            lambda x: x + torch.arange(6.0)[torch.tensor([7])],
+            "did not compute it from constants: index 7 is out of bounds",
+        ),
     ],
 )
 def test_what_nobody_can_run_is_named(function: Any, message: str) -> None:
     with pytest.raises(autoconv.ConfigError, match=message):
         translated(exported(Applied(function).eval(), (numbers(IMAGES),)), "net")
+
+
+@pytest.mark.parametrize("places", [[5], [-1], [-4], [2, 0]], ids=str)
+@pytest.mark.parametrize(
+    "function", [lambda x, at: x[:, at], lambda x, at: x.index_select(1, at)], ids=["[]", "select"]
+)
+def test_places_are_there_or_pytorch_refuses_them(function: Any, places: list[int]) -> None:
+    x, at = numbers((2, 3)), torch.tensor(places)
+    net = CompiledNetwork(
+        translated(exported(Applied(lambda x: function(x, at)).eval(), (x,)), "net"), CPU.current(), {}
+    )
+    try:
+        expected = function(x, at)
+    except (IndexError, RuntimeError):
+        with pytest.raises(autoconv.ArrayError, match=r"net: node .*out of (bounds|DATA bounds)"):
+            net.run(x.numpy())
+    else:
+        assert not net.foreign
+        np.testing.assert_array_equal(net.run(x.numpy()), expected.numpy())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x @ x.mT,
+        lambda x: F.linear(x, x),
+        lambda x: torch.addmm(torch.zeros(4, dtype=x.dtype), x, x.mT),
+        lambda x: torch.cat([x, x]).view(2, -1),
+    ],
+    ids=["product", "linear", "addmm", "shapes"],
+)
+def test_floats_of_8_bits_overflow_as_in_pytorch(function: Any) -> None:
+    x = (30 * numbers((4, 8))).to(torch.float8_e4m3fn)
+    fast = autoconv.torch.optimize(Applied(function).eval(), x, mode="heuristic")
+    torch.testing.assert_close(fast(x).float(), function(x).float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16], ids=str)
+def test_constants_are_cast_as_by_pytorch(dtype: Any) -> None:
+    model = Applied(lambda x: x + (torch.arange(6.0) * 1e5).to(dtype).float())
+    x = numbers((2, 6))
+    found = autoconv.torch.optimize(model.eval(), x, mode="heuristic")(x)
+    torch.testing.assert_close(found, model(x), equal_nan=True)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from autoconv.networks.operators.convolution import MatMul
 from autoconv.networks.operators.elementwise import MIXED, NARROW, Elementwise
 from autoconv.networks.operators.shapes import Transpose
 from autoconv.networks.torch_reader.call import Call, Lowering
+from autoconv.vendors.torch import array, tensor
 
 
 def _identity(call: Call) -> str:
@@ -24,7 +25,7 @@ def _to_copy(call: Call) -> str:
     if wanted == found:
         return x
     if x in call.graph.constants:
-        return call.add_constant(call.graph.constants[x].astype(wanted))
+        return call.add_constant(array(tensor(call.graph.constants[x]).to(call["dtype"])))  # beyond the range as there
     if found not in (*MIXED, *SUMS) or wanted not in ("float32", *NARROW):
         call.fail(f"expected a cast to a float of at most 32 bits, got one of {found} to {wanted}")
     return call.add(Elementwise(0, wanted), x)

@@ -15,6 +15,14 @@ from autoconv.vendors.torch import array
 
 # What reads memory, and not arrays: all of ours are contiguous.
 OF_STRIDES = ("aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter")
+# What gives quantised tensors, which the tensors of a trace do not tell: they are plain ones.
+QUANTISING = (
+    "aten::quantize_",
+    "aten::_empty_affine_quantized",
+    "aten::_empty_per_channel_affine_quantized",
+    "aten::_make_per_channel_quantized_tensor",
+    "aten::_make_per_tensor_quantized_tensor",
+)
 
 
 def type_of(fake: Any) -> TensorType:
@@ -26,6 +34,8 @@ def check_computes(call: Call, target: Any) -> None:
     """Refuse what does anything else than to compute new arrays from what is in others."""
     if target._schema.is_mutable or target.name() in OF_STRIDES:
         call.fail("expected an operator that computes new arrays from what is in others")
+    if target.name().startswith(QUANTISING):
+        call.fail("no kernel here: expected dense arrays of NumPy's types, got quantised ones for its output 0")
 
 
 def foreign(call: Call, target: Any, arguments: Mapping[str, Any], fakes: Sequence[Any]) -> list[str]:

@@ -26,6 +26,7 @@ LOWERINGS: dict[str, Lowering] = {
     **shapes.LOWERINGS,
     **windows.LOWERINGS,
 }
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # What stays whole beside: taken apart, these check their results by an effect that is no array.
 CHECKED = tuple(f"aten::linalg_{name}" for name in ("cholesky", "inv", "ldl_factor", "lu_factor", "solve"))
 
@@ -157,7 +158,7 @@ class _Reader:
     def _lowered(self, call: Call, node: Any, fakes: Sequence[Any]) -> list[str] | None:
         """An operator in terms of ours, as far as its outputs are used; None where it is not known, or not so."""
         name = node.target.name()
-        if name not in LOWERINGS or any(isinstance(f, torch.Tensor) and f.is_complex() for f in fakes):
+        if name not in LOWERINGS or any(isinstance(fake, torch.Tensor) and not _of_ours(fake) for fake in fakes):
             return None
         try:
             made = LOWERINGS[name](call)
@@ -180,7 +181,10 @@ class _Reader:
         check_computes(call, target)
         if torch.Tag.nondeterministic_seeded in target.tags:
             call.fail("expected no random numbers, as those made of constants alone would be the same in every run")
-        made = called(target, {name: known(value) for name, value in arguments.items()})
+        try:
+            made = called(target, {name: known(value) for name, value in arguments.items()})
+        except (LookupError, RuntimeError, ValueError) as error:  # PyTorch's, as for places that are not there
+            call.fail(f"PyTorch did not compute it from constants: {one_line(error)}")
         if not all(isinstance(each, torch.Tensor) for each in made):
             call.fail(f"expected an operator that gives arrays, got {made}")
         return [call.add_constant(array(each)) for each in made]
@@ -194,6 +198,11 @@ class _Reader:
                 self.graph.outputs[str(len(self.graph.outputs))] = self.values[spec.arg.name]
         if not self.graph.outputs:
             raise self.fail("expected a model that gives arrays")
+
+
+def _of_ours(fake: Any) -> bool:
+    """Whether ours compute in a type as PyTorch does, which for floats of 8 bits has rules of its own for overflow."""
+    return fake.dtype in FLOATS if fake.is_floating_point() else not fake.is_complex()
 
 
 def _used(node: Any) -> list[int]:

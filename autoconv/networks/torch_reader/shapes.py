@@ -118,20 +118,25 @@ def _flip(call: Call) -> str:
 
 
 def _index_select(call: Call) -> str:
-    return call.taken(call.value("self"), call.axis("dim", len(call.shape("self"))), _places(call, call["index"]))
+    axis = call.axis("dim", len(call.shape("self")))
+    return call.taken(call.value("self"), axis, _places(call, call["index"], 0, call.shape("self")[axis]))
 
 
 def _index(call: Call) -> str:
     ((axis, index),) = [(n, index) for n, index in enumerate(call["indices"]) if index is not None]
-    return call.taken(call.value("self"), axis, _places(call, index))
+    extent = call.shape("self")[axis]
+    return call.taken(call.value("self"), axis, _places(call, index, -extent, extent))
 
 
-def _places(call: Call, index: str) -> list[int]:
-    """Constants that count places of an axis."""
+def _places(call: Call, index: str, first: int, end: int) -> list[int]:
+    """Constants that count places of an axis; others are left to PyTorch, which refuses them in the run."""
     found = call.graph.constants[index]
     if found.ndim != 1 or found.dtype.kind != "i":
         call.fail(f"expected places of one axis, got {call.graph.types[index]}")
-    return [*map(int, found)]
+    places = [*map(int, found)]
+    if not all(first <= place < end for place in places):
+        call.fail(f"expected places from {first} to {end - 1}, got {places}")
+    return places
 
 
 def _pad(mode: Literal["constant", "reflect", "edge", "wrap"], argument: str, call: Call) -> str:
