@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from autoconv.common import arguments
 from autoconv.errors import ArrayError, PlanError
@@ -60,7 +61,8 @@ def conv2d(
     ArrayError
         For tensors that are not on the CPU, not dense, of other dimensions, of bytes, or of types that differ; for
         those with tangents, as there are no derivatives in forward mode; and for those by which `torch.func`
-        differentiates, as gradients are those of `backward` and `torch.autograd.grad`.
+        differentiates, or which its `vmap` batches while it does, as gradients are those of `backward` and
+        `torch.autograd.grad`.
     LayerError
         For what is no valid convolution.
     PlanError
@@ -75,6 +77,7 @@ def conv2d(
     >>> y.shape, w.grad.shape
     (torch.Size([1, 3, 5, 5]), torch.Size([3, 2, 3, 3]))
     """
+    within = operators.within_derivative()
     for name, given in (("input", input), ("weight", weight), ("bias", bias)):
         if given is None and name == "bias":
             continue
@@ -86,6 +89,12 @@ def conv2d(
             raise ArrayError(
                 f"{name}: expected one by which torch.func does not differentiate: backward and torch.autograd.grad do"
             )
+        if within and operators.is_wrapped(given):
+            raise ArrayError(f"{name}: expected one that vmap does not batch, within a derivative of torch.func")
+    if within:  # by other tensors than these: to what is outside, this is a call like any other
+        with temporarily_clear_interpreter_stack():
+            geometry = stride, padding, dilation, groups
+            return conv2d(input, weight, bias, *geometry, mode=mode, exact=exact, vendors=vendors)
     for name, value in (("exact", exact), ("vendors", vendors)):
         if not isinstance(value, bool):
             raise PlanError(f"{name}={value!r}: expected True or False")

@@ -55,6 +55,18 @@ def is_wrapped(given: Tensor) -> bool:
     return bool(transforms.is_functorch_wrapped_tensor(transforms.unwrap_if_dead(given)))
 
 
+def within_derivative() -> bool:
+    """Whether `torch.func` differentiates by anything at all, where operators with gradients of their own have no rule.
+
+    Where that is compiled, PyTorch itself says so.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    transforms = torch._C._functorch
+    kinds = transforms.TransformType.Grad, transforms.TransformType.Jvp
+    return any(level.key() in kinds for level in transforms.get_interpreter_stack() or ())
+
+
 def not_taken(given: Any) -> str:
     """What is given, where it is no tensor whose memory can be read here; nothing where it is one."""
     if not isinstance(given, Tensor):

@@ -311,6 +311,35 @@ def test_derivatives_of_transforms_are_refused_at_any_depth() -> None:
             derivative()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own
+def test_within_derivatives_by_other_tensors_it_is_a_call_like_any_other() -> None:
+    x, w, b = operands()
+    one = torch.ones(())
+
+    def found(convolve: Any, derivative: Any, image: Any) -> Any:
+        return derivative(lambda scale: scale * convolve(image, w, b).sum(), one)
+
+    for derivative in (
+        lambda f, s: torch.func.grad(f)(s),
+        lambda f, s: torch.func.vjp(f, s)[1](s)[0],
+        lambda f, s: torch.func.jvp(f, (s,), (s,))[1],
+        lambda f, s: torch.func.grad(torch.func.grad(lambda s: s * f(s)))(s),
+    ):
+        for image in (x, x[0]):
+            ours = found(lambda *given: autoconv.torch.conv2d(*given, **OURS), derivative, image)
+            theirs = found(F.conv2d, derivative, image)
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+            gradients = (torch.autograd.grad(y, [x, w, b], retain_graph=True) for y in (ours, theirs))
+            for one_gradient, other in zip(*gradients, strict=True):
+                torch.testing.assert_close(one_gradient, other, rtol=1e-4, atol=1e-3)
+
+    def batched(image: Any) -> Any:
+        return found(lambda *given: autoconv.torch.conv2d(*given, **OURS), lambda f, s: torch.func.grad(f)(s), image)
+
+    with torch.no_grad(), pytest.raises(autoconv.ArrayError, match="input: expected one that vmap does not batch"):
+        torch.func.vmap(batched)(x[None])
+
+
 def test_a_view_that_is_negated_lazily_keeps_its_sign() -> None:
     x, w = torch.randn(1, 2, 5, 5, dtype=torch.complex64).conj().imag, torch.randn(3, 2, 3, 3)
     assert x.is_neg()
