@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 
 from autoconv import functional
 from autoconv.cpu.device import CPU
-from autoconv.errors import ArrayError, PlanError
+from autoconv.errors import ArrayError, LayerError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.registry import this_device
 from autoconv.vendors.torch import array, tensor
@@ -110,7 +110,7 @@ def _operator(name: str, first: str) -> Callable[[Callable[..., Tensor]], Any]:
 def conv2d(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """`conv2d` of `autoconv`, with the padding of top, bottom, left and right."""
     if not x.shape[0]:
-        return _of_no_images(x, w, bias, _options(*rest))
+        return _like_output(x, w, bias, *rest)
     b = None if bias is None else array(bias)
     return tensor(functional.conv2d(array(x), array(w), b, **_options(*rest)))
 
@@ -118,19 +118,17 @@ def conv2d(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
 @_operator("conv2d_dgrad", "Tensor dy, Tensor w, SymInt[] input_size")
 def conv2d_dgrad(dy: Tensor, w: Tensor, input_size: Sequence[int], *rest: Any) -> Tensor:
     """The gradient of `conv2d` with respect to `x`."""
-    size, options = _pair(input_size), _options(*rest)
     if not dy.shape[0]:
-        return _empty(dy, (0, w.shape[1] * options["groups"], *size))
-    return tensor(functional.conv2d_dgrad(array(dy), array(w), input_size=size, **options))
+        return _like_input(dy, w, input_size, *rest)
+    return tensor(functional.conv2d_dgrad(array(dy), array(w), input_size=_pair(input_size), **_options(*rest)))
 
 
 @_operator("conv2d_wgrad", "Tensor x, Tensor dy, SymInt[] filter_size")
 def conv2d_wgrad(x: Tensor, dy: Tensor, filter_size: Sequence[int], *rest: Any) -> Tensor:
     """The gradient of `conv2d` with respect to `w`."""
-    size, options = _pair(filter_size), _options(*rest)
     if not x.shape[0]:  # a sum over no images
-        return _empty(x, (dy.shape[1], x.shape[1] // options["groups"], *size)).zero_()
-    return tensor(functional.conv2d_wgrad(array(x), array(dy), filter_size=size, **options))
+        return _like_filters(x, dy, filter_size, *rest).zero_()
+    return tensor(functional.conv2d_wgrad(array(x), array(dy), filter_size=_pair(filter_size), **_options(*rest)))
 
 
 def _pair(values: Sequence[int]) -> tuple[int, int]:
@@ -162,20 +160,9 @@ def _options(
     }
 
 
-def _of_no_images(x: Tensor, w: Tensor, bias: Tensor | None, options: dict[str, Any]) -> Tensor:
-    """The output of `conv2d` for a batch without images, which no layer has; what is no convolution is refused."""
-    (_, C, H, W), (K, _, R, S) = x.shape, w.shape
-    geometry = {name: options[name] for name in ("stride", "padding", "dilation", "groups")}
-    layer = ConvLayer(N=1, C=C, H=H, W=W, K=K, R=R, S=S, dtype=_name(x), **geometry)
-    for name, given, shape in (("w", w, layer.w_shape), ("bias", bias, (K,))):
-        if given is not None and (given.dtype != x.dtype or tuple(given.shape) != shape):
-            raise ArrayError(f"{name}: expected {_name(x)} {shape}, got {_name(given)} {tuple(given.shape)}")
-    return _empty(x, (0, *layer.y_shape[1:]))
-
-
-def _name(of: Tensor) -> str:
-    """Of the type, as NumPy calls it."""
-    return str(of.dtype).removeprefix("torch.")
+def _name(of: torch.dtype) -> str:
+    """Of a type, as NumPy calls it."""
+    return str(of).removeprefix("torch.")
 
 
 def _empty(first: Tensor, shape: Sequence[int]) -> Tensor:
@@ -185,25 +172,83 @@ def _empty(first: Tensor, shape: Sequence[int]) -> Tensor:
     return torch.empty(shape, dtype=first.dtype, device=first.device, memory_format=memory_format)
 
 
-@torch.library.register_fake("autoconv::conv2d", lib=_library)
-def _(x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, *_: Any) -> Tensor:
-    sizes = (
+def _output_size(
+    dtype: torch.dtype, x: Sequence[int], w: Sequence[int], geometry: Sequence[Any], groups: int
+) -> tuple[int, ...]:
+    """The shape of `y` for those of `x` and `w`, which may be symbols; what is no convolution is refused."""
+    (N, C, H, W), (K, _, R, S) = x, w
+    stride, padding, dilation = geometry
+    if not dtype.is_floating_point:
+        raise ArrayError(f"tensors of {_name(dtype)}: expected floating point")
+    if all(isinstance(n, int) for n in (C, H, W, K, R, S, *stride, *padding, *dilation, groups)):
+        top, bottom, left, right = padding
+        options: dict[str, Any] = {"padding": ((top, bottom), (left, right)), "groups": groups}
+        pairs: dict[str, Any] = {"stride": _pair(stride), "dilation": _pair(dilation)}
+        extents = {"C": C, "H": H, "W": W, "K": K, "R": R, "S": S}
+        layer = ConvLayer(N=1, **extents, dtype=_name(dtype), **pairs, **options)  # N itself may be 0
+        return (N, *layer.y_shape[1:])
+    sizes = [
         (extent + padding[2 * n] + padding[2 * n + 1] - (taps - 1) * dilation[n] - 1) // stride[n] + 1
-        for n, (extent, taps) in enumerate(zip(x.shape[2:], w.shape[2:], strict=True))
-    )
-    return _empty(x, (x.shape[0], w.shape[0], *sizes))
+        for n, (extent, taps) in enumerate(((H, R), (W, S)))
+    ]
+    for taps, size in zip((R, S), sizes, strict=True):
+        torch._check_with(LayerError, size >= 1, lambda n=taps: f"filters of {n} taps: the output is empty")
+    return (N, K, *sizes)
+
+
+def _expect(name: str, given: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
+    """Refuse an operand of another type or shape, of which either may have symbols."""
+
+    def refusal() -> str:
+        return f"{name}: expected {_name(dtype)} {tuple(shape)}, got {_name(given.dtype)} {tuple(given.shape)}"
+
+    if given.dtype != dtype or given.dim() != len(shape):
+        raise ArrayError(refusal())
+    for found, wanted in zip(given.shape, shape, strict=True):
+        torch._check_with(ArrayError, found == wanted, refusal)
+
+
+def _expect_four(**given: Tensor) -> None:
+    for name, operand in given.items():
+        if operand.dim() != 4:
+            raise ArrayError(f"{name} has shape {tuple(operand.shape)}: expected four dimensions (NCHW)")
+
+
+# These three are also how the operators are traced, where they refuse what they do in a run.
+@torch.library.register_fake("autoconv::conv2d", lib=_library)
+def _like_output(
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: Any, *_: Any
+) -> Tensor:
+    """A new tensor of the shape that `conv2d` gives."""
+    _expect_four(x=x, w=w)
+    size = _output_size(x.dtype, x.shape, w.shape, (stride, padding, dilation), groups)
+    _expect("w", w, x.dtype, (w.shape[0], x.shape[1] // groups, *w.shape[2:]))
+    if bias is not None:
+        _expect("bias", bias, x.dtype, (w.shape[0],))
+    return _empty(x, size)
 
 
 @torch.library.register_fake("autoconv::conv2d_dgrad", lib=_library)
-def _(dy: Tensor, w: Tensor, input_size: Any, stride: Any, padding: Any, dilation: Any, groups: Any, *_: Any) -> Tensor:
-    return _empty(dy, (dy.shape[0], w.shape[1] * groups, *input_size))
+def _like_input(
+    dy: Tensor, w: Tensor, input_size: Any, stride: Any, padding: Any, dilation: Any, groups: Any, *_: Any
+) -> Tensor:
+    """A new tensor of the shape that `conv2d_dgrad` gives."""
+    _expect_four(dy=dy, w=w)
+    size = (dy.shape[0], w.shape[1] * groups, *_pair(input_size))
+    _expect("w", w, dy.dtype, w.shape)
+    _expect("dy", dy, dy.dtype, _output_size(dy.dtype, size, w.shape, (stride, padding, dilation), groups))
+    return _empty(dy, size)
 
 
 @torch.library.register_fake("autoconv::conv2d_wgrad", lib=_library)
-def _(
+def _like_filters(
     x: Tensor, dy: Tensor, filter_size: Any, stride: Any, padding: Any, dilation: Any, groups: Any, *_: Any
 ) -> Tensor:
-    return _empty(x, (dy.shape[1], x.shape[1] // groups, *filter_size))
+    """A new tensor of the shape that `conv2d_wgrad` gives."""
+    _expect_four(x=x, dy=dy)
+    size = (dy.shape[1], x.shape[1] // groups, *_pair(filter_size))
+    _expect("dy", dy, x.dtype, _output_size(x.dtype, x.shape, size, (stride, padding, dilation), groups))
+    return _empty(x, size)
 
 
 def _differentiable(name: str, gradients: Callable[[Any, Tensor], tuple[Any, ...]]) -> None:

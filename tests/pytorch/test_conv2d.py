@@ -11,7 +11,9 @@ torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed
 import torch.nn.functional as F  # noqa: E402, N812
 from torch import nn  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext  # noqa: E402
 
 import autoconv  # noqa: E402
 import autoconv.torch  # noqa: E402
@@ -127,6 +129,53 @@ def test_shapes_that_change_compile_once_with_their_gradients() -> None:
         expected = torch.autograd.grad(F.conv2d(x, w).sum(), [x, w])
         torch.testing.assert_close(list(found), list(expected), rtol=1e-4, atol=1e-4)
     assert compilations.frame_count == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["known sizes", "symbols"])
+def test_a_trace_refuses_what_a_run_does(dynamic: bool) -> None:
+    x, w, b = (t.detach() for t in operands(groups=2))
+    dy = torch.zeros(2, 6, 5, 4)
+    rest = [1, 1], [0, 0, 0, 0], [1, 1], 2, "direct", False, False
+    fakes = FakeTensorMode(shape_env=ShapeEnv() if dynamic else None)
+    symbols = StatelessSymbolicContext([DimDynamic.DYNAMIC] * 4) if dynamic else None
+
+    def traced(given: Any) -> Any:
+        if not isinstance(given, torch.Tensor):
+            return given
+        return fakes.from_tensor(given, symbolic_context=symbols if given.dim() == 4 else None)
+
+    forward, dgrad, wgrad = operators.conv2d, operators.conv2d_dgrad, operators.conv2d_wgrad
+    for operator, given in (
+        (forward, (x, w[:, :1], b)),
+        (forward, (x, w.double(), b)),
+        (forward, (x, w, b[:2])),
+        (forward, (x, w, b.double())),
+        (forward, (x[0], w, b)),
+        (forward, (x.byte(), w.to(torch.int8), None)),
+        (forward, (x, torch.zeros(6, 2, 8, 3), b)),
+        (dgrad, (dy, w, (8, 6))),
+        (dgrad, (dy[:, :4], w, (7, 6))),
+        (dgrad, (dy.double(), w, (7, 6))),
+        (wgrad, (x, dy, (4, 3))),
+        (wgrad, (x, dy.double(), (3, 3))),
+        (wgrad, (x, dy[:1], (3, 3))),
+    ):
+        with pytest.raises((autoconv.ArrayError, autoconv.LayerError)) as run:
+            operator(*given, *rest)
+        with fakes, pytest.raises(run.type):
+            operator(*map(traced, given), *rest)
+    for operator, given, shape in ((forward, (x, w, b), dy), (dgrad, (dy, w, (7, 6)), x), (wgrad, (x, dy, (3, 3)), w)):
+        with fakes:
+            assert tuple(operator(*map(traced, given), *rest).shape) == tuple(shape.shape)
+
+
+def test_gradients_of_a_batch_without_images_have_shapes_that_fit() -> None:
+    x, w, _ = (t.detach() for t in operands())
+    rest = [1, 1], [0, 0, 0, 0], [1, 1], 1, "direct", False, False
+    with pytest.raises(autoconv.ArrayError, match=r"dy: expected float32 \(0, 6, 6, 4\), got float32 \(0, 6, 5, 4\)"):
+        operators.conv2d_dgrad(torch.zeros(0, 6, 5, 4), w, (8, 6), *rest)
+    with pytest.raises(autoconv.ArrayError, match=r"dy: expected float32 \(0, 6, 5, 4\), got float64 \(0, 6, 5, 4\)"):
+        operators.conv2d_wgrad(x[:0], torch.zeros(0, 6, 5, 4).double(), (3, 3), *rest)
 
 
 def test_one_image_and_other_types() -> None:
