@@ -95,11 +95,7 @@ def conv2d(
         with temporarily_clear_interpreter_stack():
             geometry = stride, padding, dilation, groups
             return conv2d(input, weight, bias, *geometry, mode=mode, exact=exact, vendors=vendors)
-    for name, value in (("exact", exact), ("vendors", vendors)):
-        if not isinstance(value, bool):
-            raise PlanError(f"{name}={value!r}: expected True or False")
-    if not isinstance(mode, str):
-        raise PlanError(f"mode={mode!r}: expected a str, as for autoconv.plan")
+    check_options(mode, exact, vendors)
     if input.dim() not in (3, 4) or weight.dim() != 4:
         raise ArrayError(
             f"expected input (N, C, H, W) or (C, H, W) and weight (K, C/groups, R, S), "
@@ -113,6 +109,15 @@ def conv2d(
     images = input if input.dim() == 4 else input[None]
     y = operators.conv2d(images, weight, bias, stride, sides, dilation, groups, mode, exact, vendors)
     return y if input.dim() == 4 else y[0]
+
+
+def check_options(mode: object, exact: object, vendors: object) -> None:
+    """Refuse options of other types; which modes there are depends on the layer."""
+    for name, value in (("exact", exact), ("vendors", vendors)):
+        if not isinstance(value, bool):
+            raise PlanError(f"{name}={value!r}: expected True or False")
+    if not isinstance(mode, str):
+        raise PlanError(f"mode={mode!r}: expected a str, as for autoconv.plan")
 
 
 def _autocast(given: Tensor | None) -> Tensor | None:

@@ -7,7 +7,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from autoconv.errors import ConfigError
-from autoconv.torch.functional import conv2d
+from autoconv.torch.functional import check_options, conv2d
+from autoconv.torch.operators import device_in_force
+from autoconv.tuning.choice import check_mode
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -80,6 +82,8 @@ def replace_convolutions(
     ------
     ConfigError
         For what is no `torch.nn.Module`.
+    PlanError
+        For a mode that is none and names no algorithm, or options of other types; the model stays as it is.
 
     Examples
     --------
@@ -90,6 +94,8 @@ def replace_convolutions(
     """
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    check_options(mode, exact, vendors)
+    check_mode(mode, device_in_force())
     for module in model.modules():
         if type(module) is torch.nn.Conv2d:
             module.__class__ = Conv2d

@@ -184,7 +184,7 @@ def _output_size(
         top, bottom, left, right = padding
         options: dict[str, Any] = {"padding": ((top, bottom), (left, right)), "groups": groups}
         pairs: dict[str, Any] = {"stride": _pair(stride), "dilation": _pair(dilation)}
-        extents = {"C": C, "H": H, "W": W, "K": K, "R": R, "S": S}
+        extents: dict[str, Any] = {"C": C, "H": H, "W": W, "K": K, "R": R, "S": S}
         layer = ConvLayer(N=1, **extents, dtype=_name(dtype), **pairs, **options)  # N itself may be 0
         return (N, *layer.y_shape[1:])
     sizes = [

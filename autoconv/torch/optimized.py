@@ -15,6 +15,7 @@ from autoconv.functional.operands import default_budget
 from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.torch_reader import exported, translated
 from autoconv.torch.operators import device_in_force, has_tangent, is_wrapped, not_taken, without_memory
+from autoconv.tuning.choice import check_mode
 from autoconv.vendors.torch import array, tensor
 
 
@@ -167,7 +168,7 @@ def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **op
         gives arrays of shapes that are not known before it runs, or no arrays, that makes random numbers of constants
         alone, or that reads memory by strides; the message names module and operator.
     PlanError
-        As `autoconv.plan` does.
+        For an unknown mode, and as `autoconv.plan` does.
 
     Examples
     --------
@@ -182,8 +183,10 @@ def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **op
         raise ConfigError(f"model: expected a torch.nn.Module, got {name}")
     if model.training:
         raise ConfigError(f"{name}: expected a model in evaluation mode: call model.eval() first")
+    device = device_in_force()
+    check_mode(mode, device)  # there may be no layer to refuse it
     program = exported(model, example if isinstance(example, tuple) else (example,))
     timing = {"budget": options.pop("budget", default_budget(mode))}
     asked = {"exact": True} if _asks_for_exact(program) else {}
-    network = CompiledNetwork(translated(program, name), device_in_force(), {"vendors": False, **asked, **options})
+    network = CompiledNetwork(translated(program, name), device, {"vendors": False, **asked, **options})
     return OptimizedModule(network if mode == "heuristic" else network.tune(mode, **timing), program)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from autoconv.cpu import pool
+from autoconv.errors import ConfigError
 
 
 def share_threads(shared: bool = True) -> bool:
@@ -26,6 +27,11 @@ def share_threads(shared: bool = True) -> bool:
     bool
         Whether they are shared from now on: not where PyTorch was built without OpenMP.
 
+    Raises
+    ------
+    ConfigError
+        For what is no bool.
+
     Examples
     --------
     >>> import autoconv.torch
@@ -33,6 +39,8 @@ def share_threads(shared: bool = True) -> bool:
     False
     >>> shared = autoconv.torch.share_threads()
     """
+    if not isinstance(shared, bool):
+        raise ConfigError(f"shared={shared!r}: expected True or False")
     try:
         pool.borrow(ctypes.CDLL(str(_library())) if shared else None)
     except (OSError, AttributeError, StopIteration):

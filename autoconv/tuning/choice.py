@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from autoconv import registry
 from autoconv.algorithm import Candidate
 from autoconv.common import code_hash, split_products
+from autoconv.device import Device
 from autoconv.errors import PlanError, RecordError
 from autoconv.plans import Source
 from autoconv.records.kept import Kept
@@ -33,6 +34,21 @@ class Choice:
     facts: dict[Candidate, Facts]
     ranking: Callable[[], Sequence[Candidate]]
     timed: int = 0
+
+
+def check_mode(mode: object, device: Device) -> None:
+    """Refuse a mode that is none, and names no algorithm of a device and none of its candidates.
+
+    Raises
+    ------
+    PlanError
+        For such a mode, whatever the layer.
+    """
+    known = [algorithm.name for algorithm in registry.algorithms(device)]
+    if not isinstance(mode, str) or (mode not in MODES and mode.partition("[")[0] not in known):
+        raise PlanError(
+            f"mode={mode!r}: expected {', '.join(MODES)}, an algorithm ({', '.join(known)}) or one of its candidates"
+        )
 
 
 def choose(request: Request, mode: object, once_more: bool = False) -> Choice:

@@ -241,6 +241,27 @@ def test_memory_is_shared_and_pytorchs_settings_hold(monkeypatch: pytest.MonkeyP
     assert seen["deterministic"]
 
 
+def test_options_are_checked_before_anything_is_done() -> None:
+    model, module = nn.Sequential(nn.Conv2d(1, 1, 1)), nn.ReLU().eval()
+    for options, message in (
+        ({"mode": "nonsense"}, "mode='nonsense': expected profile, hybrid, heuristic, cached, an algorithm"),
+        ({"mode": 3}, "mode=3: expected a str"),
+        ({"exact": "no"}, "exact='no': expected True or False"),
+        ({"vendors": 1}, "vendors=1: expected True or False"),
+    ):
+        with pytest.raises(autoconv.PlanError, match=message):
+            autoconv.torch.replace_convolutions(model, **options)
+        assert type(model[0]) is nn.Conv2d
+    for mode in ("nonsense", None):
+        with pytest.raises(autoconv.PlanError, match=f"mode={mode!r}: expected profile"):
+            autoconv.torch.optimize(module, torch.zeros(1), mode=mode)
+    assert autoconv.torch.replace_convolutions(model, mode="numpy.gemm")[0].mode == "numpy.gemm"
+    before = pool._runtime
+    with pytest.raises(autoconv.ConfigError, match="shared='no': expected True or False"):
+        autoconv.torch.share_threads("no")  # type: ignore[arg-type]
+    assert pool._runtime == before
+
+
 def test_kernels_run_on_the_threads_of_pytorch() -> None:
     x, w, _ = (t.detach() for t in operands())
     expected = autoconv.torch.conv2d(x, w, **OURS)
