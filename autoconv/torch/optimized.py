@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from autoconv.errors import ArrayError, ConfigError
@@ -69,14 +70,17 @@ class OptimizedModule(torch.nn.Module):
         ArrayError
             For another structure, shape or type than the example's, for inputs that require a gradient, for those that
             `torch.func` transforms, as `vmap` does, or makes within `grad` and its like, for those without memory, as
-            `torch.export` has, and while `torch.jit.trace` records.
+            `torch.export` has, and while `torch.jit.trace` or `make_fx` records.
         """
         if torch.jit.is_tracing():  # which sees nothing of what is computed here, and keeps the answer
             raise ArrayError(f"{self.network.graph.name}: expected a call outside torch.jit.trace, as it records none")
         leaves, spec = tree_flatten((args, kwargs))
         if spec != self._spec:
             raise ArrayError(f"{self.network.graph.name}: expected inputs like the example, {self._spec}, got {spec}")
-        found = self.network.run(*self._arrays(leaves))
+        arrays = self._arrays(leaves)
+        if get_proxy_mode() is not None:
+            raise ArrayError(f"{self.network.graph.name}: expected a call outside make_fx, as it records none")
+        found = self.network.run(*arrays)
         results = iter(found.values() if isinstance(found, dict) else (found,))
         return tree_unflatten([tensor(next(results)) if c is None else c[0] for c in self._outputs], self._out_spec)
 

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed
 
 from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch_models import Applied, numbers, seeded  # noqa: E402
 
 import autoconv  # noqa: E402
@@ -75,6 +76,8 @@ def test_a_trace_of_it_is_refused() -> None:
     for model in (optimized(nn.ReLU(), x), nn.Sequential(optimized(nn.ReLU(), x))):
         with pytest.raises(autoconv.ArrayError, match=r"ReLU: expected a call outside torch\.jit\.trace"):
             torch.jit.trace(model, x)
+        with pytest.raises(autoconv.ArrayError, match="ReLU: expected a call outside make_fx"):
+            make_fx(model)(x)
 
 
 @pytest.mark.parametrize(
