@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import multiprocessing
 import os
 import threading
 import warnings
@@ -50,7 +51,7 @@ def collect(path: str | Path) -> Iterator[None]:
     ------
     ConfigError
         For what is no path, when there is no such folder, when the file cannot be written, and when it is there and is
-        no layer list.
+        no layer list. After a block that raised, a `CacheWarning` says so instead.
 
     Examples
     --------
@@ -69,9 +70,12 @@ def collect(path: str | Path) -> Iterator[None]:
     planner.watch(collection.note)
     try:
         yield
-    finally:
+    except BaseException:  # which the caller is to see, whatever becomes of the file
         planner.unwatch(collection.note)
-        collection.write()
+        collection.write_or_warn()
+        raise
+    planner.unwatch(collection.note)
+    collection.write()
 
 
 class Collection:
@@ -85,7 +89,11 @@ class Collection:
     def __init__(self, path: str | Path) -> None:
         if not isinstance(path, str | Path):
             raise ConfigError(f"path={path!r}: expected a path, as str or Path")
-        self.path = Path(path).absolute()
+        try:
+            self.path = Path(path).absolute()
+        except OSError as error:
+            expected = "expected a path from the root, as the working directory is gone"
+            raise ConfigError(f"{path}: {expected}: {reason(error)}") from None
         self._given = path
         self._layers: dict[ConvLayer, None] = {}  # in the order in which they were asked for
         self._lock = threading.Lock()
@@ -118,8 +126,15 @@ class Collection:
                     known = _listed(net)
                     if longer := self._fitting(net, [layer for layer in self._layers if layer not in known]):
                         write_whole(self.path, text_of(longer))
-            except OSError as error:
+            except (OSError, NotImplementedError) as error:  # the latter: no locks among the temporary files
                 raise ConfigError(f"{self._given}: cannot be written: {reason(error)}") from None
+
+    def write_or_warn(self) -> None:
+        """Write where an error would hide another, or reach nobody."""
+        try:
+            self.write()
+        except ConfigError as error:
+            warnings.warn(str(error), CacheWarning, stacklevel=2)
 
     def _there(self) -> Network:
         """The list of the file; one without layers, if there is no file."""
@@ -186,7 +201,30 @@ def extended(net: Network, layers: Iterable[ConvLayer]) -> Network:
     return replace(net, layers=tuple(found))
 
 
+class _OfProcess(Collection):
+    """What a whole process collects, and every process that it starts."""
+
+    def note(self, made: Plan) -> None:
+        """Remember a layer; in a process that another one started by `multiprocessing`, write it at once.
+
+        Such a process ends without what is registered for the exit, or by SIGTERM, as those of a `Pool` do.
+        """
+        before = len(self._layers)
+        super().note(made)
+        if len(self._layers) > before and multiprocessing.parent_process() is not None:
+            self.write_or_warn()
+
+
+def _collect_all(path: str) -> None:
+    """Collect until the process ends. Nobody asked for it here: what stands in the way is a warning."""
+    try:
+        collection = _OfProcess(path)
+    except ConfigError as error:
+        warnings.warn(f"{VARIABLE}: {error}", CacheWarning, stacklevel=2)
+        return
+    planner.watch(collection.note)
+    atexit.register(collection.write_or_warn)
+
+
 if os.environ.get(VARIABLE):
-    _of_this_process = Collection(os.environ[VARIABLE])
-    planner.watch(_of_this_process.note)
-    atexit.register(_of_this_process.write)
+    _collect_all(os.environ[VARIABLE])

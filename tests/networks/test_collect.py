@@ -172,6 +172,25 @@ def test_a_place_is_of_no_interest_before_there_is_something_to_keep(tmp_path: P
         collection.note(plan(LAYER, "heuristic"))
 
 
+def test_the_exception_of_a_block_is_not_hidden_by_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "untuned.yaml"
+    path.parent.mkdir()
+
+    def program(*, fail: bool) -> None:
+        with autoconv.collect(path):
+            plan(LAYER, "heuristic")
+            path.parent.rmdir()
+            if fail:
+                raise KeyError("the program's own")
+
+    with pytest.raises(KeyError, match="own"), pytest.warns(CacheWarning, match="untuned.yaml: cannot be written: No"):
+        program(fail=True)
+    path.parent.mkdir()
+    with pytest.raises(ConfigError, match=r"untuned.yaml: cannot be written: No"):
+        program(fail=False)
+    assert not autoconv.tuning.planner._watchers
+
+
 PROGRAM = """
 import autoconv, numpy as np
 x, w = np.ones((4, 2, 6, 5), np.float32), np.ones((3, 2, 3, 3), np.float32)
@@ -179,18 +198,67 @@ autoconv.conv2d(x, w, padding=1, mode="heuristic")
 """
 
 
+def ran(folder: Path, name: str, *program: str) -> subprocess.CompletedProcess[str]:
+    """A program that has ended, in a folder, with the variable set."""
+    environment = os.environ | {VARIABLE: name, "PYTHONPATH": str(Path(autoconv.__file__).parents[1])}
+    command = [sys.executable, *program]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
 def test_a_variable_collects_for_the_whole_process(tmp_path: Path) -> None:
-    root = str(Path(autoconv.__file__).parents[1])
-
-    def run(name: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {VARIABLE: name, "PYTHONPATH": root}
-        command = [sys.executable, "-c", PROGRAM]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-
-    done = run("untuned.yaml")
+    done = ran(tmp_path, "untuned.yaml", "-c", PROGRAM)
     assert (done.returncode, done.stderr) == (0, "")
     assert listed(tmp_path / "untuned.yaml") == [LAYER.replace(N=4)]
-    assert f"none/untuned.yaml: there is no folder {tmp_path / 'none'}" in run("none/untuned.yaml").stderr
+    failed = ran(tmp_path, "none/untuned.yaml", "-c", PROGRAM)
+    assert f"none/untuned.yaml: there is no folder {tmp_path / 'none'}" in failed.stderr
+
+
+def test_what_cannot_be_written_at_the_exit_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    done = ran(tmp_path, "folder/untuned.yaml", "-c", PROGRAM + "import os; os.rmdir('folder')")
+    assert done.returncode == 0
+    assert "CacheWarning: folder/untuned.yaml: cannot be written: No such file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+GONE = """
+import os, tempfile
+os.chdir(folder := tempfile.mkdtemp())
+os.rmdir(folder)
+import autoconv
+with autoconv.collect("other.yaml"):
+    pass
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a working directory cannot be removed")
+def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    warned, *_, last = ran(tmp_path, "untuned.yaml", "-c", GONE).stderr.splitlines()
+    expected = "expected a path from the root, as the working directory is gone: No such file or directory"
+    assert warned.endswith(f"CacheWarning: {VARIABLE}: untuned.yaml: {expected}")
+    assert last == f"autoconv.errors.ConfigError: other.yaml: {expected}"
+
+
+WORKERS = """
+import autoconv, multiprocessing, sys
+layer = autoconv.ConvLayer(N=1, C=2, H=6, W=5, K=3, R=3, S=3, padding=1)
+
+def work(n):
+    autoconv.plan(layer.replace(N=n), "heuristic", build=False)
+
+if __name__ == "__main__":
+    with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
+        pool.map(work, [1, 2, 3])
+"""
+
+
+@forks
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_that_are_ended_have_written_what_they_used(tmp_path: Path, method: str) -> None:
+    (tmp_path / "program.py").write_text(WORKERS)
+    done = ran(tmp_path, "untuned.yaml", "program.py", method)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {layer.N for layer in listed(tmp_path / "untuned.yaml")} == {1, 2, 3}
 
 
 def test_the_order_of_a_list_of_networks_is_by_batch_then_direction() -> None:
