@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -133,15 +134,25 @@ def available_memory() -> int:
 take = Allocator().take  # what every array of this process shares
 
 
+def done_aside(work: Callable[..., object], *arguments: Any) -> Callable[[], None]:
+    """Begin work in another thread, or do it now where the system gives none; returned is what waits for its end."""
+    thread = threading.Thread(target=work, args=arguments)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads
+        work(*arguments)
+        return lambda: None
+    return thread.join
+
+
 @functools.cache
 def filled(nbytes: int) -> Callable[[], Array]:
     """What gives memory of a size that was written to: memory never touched comes slowly, and would not be read."""
     memory = np.empty(nbytes // 8, np.int64)
-    filling = threading.Thread(target=memory.fill, args=(1,))
-    filling.start()
+    wait = done_aside(memory.fill, 1)
 
     def there() -> Array:
-        filling.join()
+        wait()
         return memory
 
     return there

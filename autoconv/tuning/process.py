@@ -22,8 +22,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any, cast
 
+from autoconv.common.text import reason
 from autoconv.device import Device
-from autoconv.errors import DeviceLostError
+from autoconv.errors import DeviceLostError, PlanError
 
 OVERSLEPT = 0.2  # seconds by which a wait is longer only when this process was stopped: then the other was, too
 OVERRAN = "overran"  # how a failure begins of one that was waited for in vain
@@ -70,7 +71,13 @@ class DeviceProcess:
         atexit.register(self.close)
 
     def send(self, message: Message) -> None:
-        """Send a message, to a new process where there is none. One that dies of it is noticed by `receive`."""
+        """Send a message, to a new process where there is none. One that dies of it is noticed by `receive`.
+
+        Raises
+        ------
+        PlanError
+            When no process can be started.
+        """
         if not self.alive:
             self._start()
         self._write(message)
@@ -100,9 +107,9 @@ class DeviceProcess:
                     raise NoAnswerError(f"{OVERRAN}: no sign of life for {patience:g} s") from None
         if line is None:
             assert self._process is not None
-            reason, killed = self._last_words(), self._process.wait() == -signal.SIGKILL
+            words, killed = self._last_words(), self._process.wait() == -signal.SIGKILL
             self.close()
-            raise NoAnswerError(reason, killed=killed)
+            raise NoAnswerError(words, killed=killed)
         return dict(json.loads(line))
 
     @property
@@ -126,6 +133,16 @@ class DeviceProcess:
     def _start(self) -> None:
         self.close()
         self._owner = os.getpid()
+        try:
+            self._start_new()
+        except (OSError, RuntimeError) as error:  # no more processes, files or threads
+            self.close()
+            if self._errors is not None:
+                self._errors.close()
+            raise PlanError(f"the worker process {self.module} cannot be started: {reason(error)}") from None
+        self._write(opening(self.device))
+
+    def _start_new(self) -> None:
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", self.module],  # -P: what lies in the working directory is none of its modules
@@ -140,7 +157,6 @@ class DeviceProcess:
         )
         self._lines = queue.Queue()
         threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
-        self._write(opening(self.device))
 
     def _write(self, message: Message) -> None:
         assert self._process is not None

@@ -178,6 +178,24 @@ def test_a_wait_may_be_longer_than_the_system_can_wait(monkeypatch: pytest.Monke
     assert process.receive(1e18) == {"layer": 1}
 
 
+@pytest.mark.parametrize("missing", ["process", "thread", "file"])
+def test_a_worker_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no more") if missing == "thread" else BlockingIOError(11, "no more")
+
+    where = {"process": "subprocess.Popen", "thread": "threading.Thread.start", "file": "tempfile.TemporaryFile"}
+    process = processes.DeviceProcess(FaultyCPU.having("none"), "autoconv.tuning.worker")
+    with monkeypatch.context() as lacking:
+        lacking.setattr(processes, "_read", lambda pipe, lines: None)
+        lacking.setattr(where[missing], refuse)
+        with pytest.raises(PlanError, match=r"the worker process autoconv\.tuning\.worker cannot be started: no more"):
+            process.send({"layer": LAYER.key()})
+    assert not process.alive
+    process.send({"layer": LAYER.key()})  # there is one again
+    assert process.alive
+    process.close()
+
+
 def test_a_worker_that_does_not_begin_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     for name in ("PATIENCE", "LEAST_PATIENCE", "SLACK"):

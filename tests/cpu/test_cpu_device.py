@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -264,6 +265,14 @@ def test_what_empties_the_caches_is_filled_aside_and_once() -> None:
     assert allocator.filled(1 << 20)() is filled()
     assert filled().nbytes == 1 << 20
     assert filled().min() == filled().max() == 1  # pages that were never written to would all be one page
+
+
+def test_without_another_thread_memory_is_filled_in_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert allocator.filled.__wrapped__(1 << 16)().min() == 1
 
 
 def test_small_arrays_share_slabs_and_nothing_else() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -116,11 +115,10 @@ class _Session:
         least = max(2 * TRANSFORMED, SMALLEST * threads)  # what a probe needs, however little memory there is
         self.largest = -(-max(effort.affordable(), least) // step) * step
         self.memory = allocator.Allocator().take(self.largest)  # which is not kept for others: it is large
-        filling = threading.Thread(target=self.memory.fill, args=(0,))  # memory never touched may come slowly
-        filling.start()
+        filled = allocator.done_aside(self.memory.fill, 0)  # memory never touched may come slowly
         self.program = compiler.build(probes.emit, instruction_set)
         self.multiplying = {dtype: compiler.build(probes.emit_peak, instruction_set, dtype) for dtype in FLOATS}
-        filling.join()
+        filled()
         self.answers = allocator.take(self.quantum * threads)
         self.results = self.answers.view(np.float32)
         self.wall = self.used = self.alone = 0.0
