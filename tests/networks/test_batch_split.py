@@ -254,6 +254,13 @@ def test_what_won_is_known_until_kernels_change(
     assert ways_to_split(graph, (), device, options, "heuristic") == [{}]
 
 
+@pytest.mark.parametrize("images", [{"c1": 1e999}, {"c1": 2.0}, {"c1": "2"}, {"c1": True}, {"c1": 3}, [2], None])
+def test_parts_that_cannot_be_are_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: object) -> None:
+    options = NetworkOptions.of({"cache": TuningCache(tmp_path)})
+    monkeypatch.setattr(batch.Kept, "get", lambda self, what: {"images": images})
+    assert ways_to_split(chain(8), (), CPU.current(), options, "heuristic") == [{}]
+
+
 @pytest.mark.parametrize(
     ("seconds", "winner", "rounds"),
     [

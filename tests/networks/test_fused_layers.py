@@ -233,7 +233,7 @@ def test_what_was_quicker_is_recalled_with_other_plans_until_it_is_raced(monkeyp
 
 
 @kernels
-@pytest.mark.parametrize("cut", [[0, 8], [10, 8], [4, 5], [4, 8.0], [4], "48", 4])
+@pytest.mark.parametrize("cut", [[0, 8], [10, 8], [4, 5], [4, 8.0], [4], "48", 4, [True, True], [1e999, 8]])
 def test_a_record_by_which_nothing_can_be_cut_counts_for_nothing(cut: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, device, options = blocks(batch=2), CPU.current(), NetworkOptions.of({"vendors": False})
     made = planned(graph, Choices(), device, options, "heuristic")

@@ -287,6 +287,15 @@ def test_operators_are_timed_once(tmp_path: Path) -> None:
     cache.close()
 
 
+@pytest.mark.parametrize(
+    "seconds", [10**400, -1.0, float("nan"), None, [], "soon"], ids=lambda seconds: str(seconds)[:4]
+)
+def test_a_time_that_is_none_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: object) -> None:
+    times = OperatorTimes(CPU.current(), TuningCache(tmp_path, None), measure=False)
+    monkeypatch.setattr("autoconv.records.kept.Kept.get", lambda self, what: {"seconds": seconds})
+    assert times.seconds(Transpose((0, 2, 3, 1)), [TensorType((1, 8, 5, 6))]) == float("inf")
+
+
 @kernels
 def test_what_cannot_be_kept_is_remembered_by_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turn, types, device = Transpose((0, 2, 3, 1)), [TensorType((1, 8, 5, 6))], CPU.current()

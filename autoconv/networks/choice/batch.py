@@ -17,11 +17,12 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Collection
+from typing import Any
 
 from autoconv import registry
 from autoconv.cpu.device import CPU
 from autoconv.device import Device
-from autoconv.errors import ConfigError, PlanError
+from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.candidate import best_in_network, cost
 from autoconv.networks.choice.options import NetworkOptions
@@ -83,13 +84,15 @@ def remember(graph: Graph, images: Images, seconds: list[float], device: Device,
 
 def _recalled(graph: Graph, device: CPU, options: NetworkOptions) -> dict[str, int] | None:
     """The parts in which a network won, under today's kernels; what cannot be is not known."""
-    try:
-        known = _kept(device, options).get(_what(graph, options))["images"]
-        images = {str(name): int(count) for name, count in known.items()}
+
+    def parts(facts: dict[str, Any]) -> dict[str, int] | None:
+        images: dict[str, int] = facts["images"]
+        if not all(type(count) is int for count in images.values()):
+            return None
         split(graph, images)
-    except (AttributeError, ConfigError, LookupError, TypeError, ValueError):
-        return None
-    return images
+        return images
+
+    return _kept(device, options).read(_what(graph, options), parts)
 
 
 def _kept(device: Device, options: NetworkOptions) -> Kept:

@@ -7,7 +7,6 @@ candidate of each layer. So both ways are run, on the network's own arrays, and 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -195,9 +194,10 @@ def _version() -> str:
 
 def _recalled(kept: Kept, what: str, chain: Chain) -> dict[str, Any]:
     """What won under today's kernels; nothing where that is not known, or where the chain cannot be cut so."""
-    try:
-        record = kept.get(what)
-        cut = record["blocking"]
-        return record if cut is None or _cuts(FusedBlocking(*map(operator.index, cut)), chain) else {}
-    except (LookupError, TypeError):
-        return {}
+
+    def won(facts: dict[str, Any]) -> dict[str, Any] | None:
+        cut = facts["blocking"]
+        known = cut is None or (all(type(n) is int for n in cut) and _cuts(FusedBlocking(*cut), chain))
+        return facts if known else None
+
+    return kept.read(what, won) or {}

@@ -67,11 +67,8 @@ class OperatorTimes:
 
     def _recorded(self, what: str) -> float:
         """The time on record, if today's code took it; what is none is not known."""
-        try:
-            seconds = float(self._kept.get(what)["seconds"])
-        except (LookupError, TypeError, ValueError):
-            return math.inf
-        return seconds if seconds > 0 else math.inf
+        seconds = self._kept.read(what, lambda facts: float(facts["seconds"]))
+        return seconds if seconds is not None and seconds > 0 else math.inf
 
 
 def _samples(operator: Operator, inputs: Sequence[TensorType], device: Device) -> list[float]:
