@@ -7,7 +7,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +94,12 @@ class _Lease:
     __slots__ = ("__array_interface__", "_memory", "_raw")
 
     def __init__(self, memory: Allocator, raw: Array, nbytes: int) -> None:
-        self._memory, self._raw = memory, raw
+        self._raw, self._memory = raw, memory
         self.__array_interface__ = raw[:nbytes].__array_interface__
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # of one whose making an interrupt ended
-            self._memory.give(self._raw)
+        if (memory := getattr(self, "_memory", None)) is not None:  # there is none if an interrupt ended `__init__`
+            memory.give(self._raw)
 
 
 def _fresh(size: int, alignment: int) -> Array:

@@ -225,8 +225,10 @@ class TextStore:
         """Which file has the database's name now."""
         try:
             found = (self.directory / DBNAME).stat()
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError:  # nobody can tell
+            return self._file
         return found.st_dev, found.st_ino
 
     def _connected(self) -> Database:
