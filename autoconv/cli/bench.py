@@ -209,8 +209,8 @@ def bench(
             if (other := owners.setdefault(title(net.name), what)) != what:
                 raise click.UsageError(f"-o {folder}: the results of {other} and {what} would have one name there")
         folder.mkdir(parents=True, exist_ok=True)  # or an error, before anything is timed
-    end = math.inf if budget is None else time.monotonic() + budget
     with TuningCache().timing_lock(device.key):
+        end = math.inf if budget is None else time.monotonic() + budget  # from here: another process may have held it
         device.survey()
     done: list[Suite] = []
     timing: dict[str, Any] = {"folder": folder, "over": lambda: time.monotonic() > end, "say": status}

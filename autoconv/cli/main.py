@@ -19,11 +19,11 @@ from autoconv.cli.info import info
 from autoconv.cli.networks.compare import compare
 from autoconv.cli.networks.run import layers, run
 from autoconv.cli.options import FAILED, INTERRUPTED, OK, USAGE
-from autoconv.cli.output import failure_line, say
+from autoconv.cli.output import failure_line, notes_said, say
 from autoconv.cli.records import export, import_, show
 from autoconv.cli.tune import tune
 from autoconv.common.text import one_line
-from autoconv.errors import AutoconvError, PlanError
+from autoconv.errors import AutoconvError, CacheWarning, PlanError
 
 
 class _InOrder(click.Group):
@@ -65,7 +65,10 @@ def main(args: Sequence[str] | None = None) -> int:
         if hasattr(stream := getattr(sys, name), "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), notes_said():
+            if any(action == "error" for action, *_ in warnings.filters):  # as by python -W error
+                for kind in (CacheWarning, RuntimeWarning):  # of records, and of compiled kernels
+                    warnings.filterwarnings("default", category=kind, module="autoconv")
             warnings.showwarning = lambda message, *_, **__: say("warning", one_line(message))
             code = cli.main(args, prog_name="autoconv", standalone_mode=False)
             sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -51,8 +52,24 @@ def print_cut_short(cut_short: Sequence[bool]) -> None:
 
 
 def say(kind: str, message: str) -> None:
-    """One line on standard error: an "error" or a "warning"."""
+    """One line on standard error: an "error", a "warning" or a "note"."""
     click.echo(f"autoconv: {kind}: {message}", err=True)
+
+
+class _Notes(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say("note", one_line(record.getMessage()))
+
+
+@contextmanager
+def notes_said() -> Iterator[None]:
+    """Show meanwhile what the library has to say beside warnings."""
+    log, notes = logging.getLogger("autoconv"), _Notes()
+    log.addHandler(notes)
+    try:
+        yield
+    finally:
+        log.removeHandler(notes)
 
 
 def say_interrupted(done: int, total: int) -> None:

@@ -17,6 +17,7 @@ from autoconv.paths import cache_folder, make_private, shipped, temporary_folder
 from autoconv.records.files import check_regular, file_name, parsed, read, text_of, write
 from autoconv.records.schema import SCHEMA, Race, Record
 from autoconv.records.store import TextStore
+from autoconv.records.turns import take_turn
 
 SYSTEM = shipped("cache")
 
@@ -265,7 +266,8 @@ class TuningCache:
     def timing_lock(self, device_key: str, timeout: float | None = None) -> Iterator[None]:
         """Be the only one on this machine, among those that share the folder, to time on a device.
 
-        One thread may hold it several times over. Where no lock can be made, one warning says so.
+        One thread may hold it several times over. Who waits for long is told for whom, in the log "autoconv". Where no
+        lock can be made, one warning says so.
 
         Parameters
         ----------
@@ -292,7 +294,7 @@ class TuningCache:
                 folder = self.directory if own else temporary_folder()
                 make_private(folder)
                 lock = FileLock(folder / name, is_singleton=True)
-                lock.acquire(timeout=-1 if timeout is None else timeout)
+                take_turn(lock, f"timing on {device_key}", timeout)
                 break
             except Timeout:
                 raise PlanError(f"another process has been timing on {device_key} for over {timeout:g} s") from None

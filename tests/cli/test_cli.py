@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import signal
 import subprocess
@@ -93,7 +94,7 @@ def test_heuristic_times_nothing_and_a_candidate_can_be_named(capsys: pytest.Cap
     assert [(row["winner"], row["from"]) for row in rows] == [("numpy.direct", "user")] * 2
 
 
-def test_budget_is_shared_among_the_layers_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_is_shared_among_the_layers_left_once_the_lock_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     budgets = []
 
     def plan(layer: ConvLayer, mode: str, **options: Any) -> Plan:
@@ -101,10 +102,10 @@ def test_budget_is_shared_among_the_layers_left(monkeypatch: pytest.MonkeyPatch)
         return planner.plan(layer, "heuristic")
 
     monkeypatch.setattr(verb, "plan", plan)
-    clock = iter([0.0, 0.0, 8.0, 9.0])  # start, first layer, second layer, end
+    clock = iter([0.0, 1.0, 101.0, 101.0, 108.0, 109.0])  # start, lock, held, first layer, second layer, end
     monkeypatch.setattr(verb.time, "monotonic", lambda: next(clock))
     assert main(["tune", "tiny.yaml", "--budget", "10s"]) == 0
-    assert budgets == [5.0, 2.0]
+    assert budgets == [4.5, 2.0]
 
 
 def test_a_budget_that_was_too_small_is_told(
@@ -115,6 +116,17 @@ def test_a_budget_that_was_too_small_is_told(
         forget_plans()
         assert main(["tune", "tiny.yaml", "--budget", budget, "--no-isolate"]) == 0
         assert ("not finished within the budget: 2 of 2 layers" in capsys.readouterr().out) == told
+
+
+def test_what_the_library_notes_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def plan(layer: ConvLayer, mode: str, **options: Any) -> Plan:
+        logging.getLogger("autoconv").warning("waiting for %s", "a lock\nof another")
+        return planner.plan(layer, "heuristic")
+
+    monkeypatch.setattr(verb, "plan", plan)
+    assert main(["tune", "tiny.yaml", "--mode", "heuristic"]) == 0
+    assert capsys.readouterr().err == "autoconv: note: waiting for a lock of another\n" * 2
+    assert not logging.getLogger("autoconv").handlers
 
 
 def test_ctrl_c_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

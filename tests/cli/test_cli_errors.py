@@ -209,6 +209,15 @@ def test_a_folder_that_cannot_be_written_costs_persistence_only(
     assert len(set(lines)) == len(lines)
 
 
+def test_a_cache_that_cannot_be_used_is_a_warning_also_where_warnings_are_raised(place: Path) -> None:
+    (place / "file").write_text("")
+    layer = "fwd-float32-NCHW-N1-C3-H4-W4-K2-R3-S3"
+    found = run("explain", layer, env={"AUTOCONV_CACHE_DIR": str(place / "file"), "PYTHONWARNINGS": "error"})
+    assert found.returncode == 0
+    assert all(line.startswith(f"autoconv: warning: {place / 'file'}") for line in found.stderr.splitlines())
+    assert "tuning is remembered by this process only" in found.stderr
+
+
 @pytest.mark.filterwarnings("default::autoconv.errors.CacheWarning")
 def test_a_tuning_that_could_not_be_kept_is_no_success(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

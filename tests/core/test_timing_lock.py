@@ -12,6 +12,7 @@ import pytest
 from races import DEVICE
 
 from autoconv.errors import PlanError
+from autoconv.records import turns
 from autoconv.records.cache import TuningCache
 
 HOLD = """
@@ -43,6 +44,32 @@ def test_two_processes_do_not_time_at_once(tmp_path: Path, monkeypatch: pytest.M
         holder.stdin.close()
         with cache.timing_lock(DEVICE):
             assert holder.wait() == 0
+
+
+def test_who_waits_for_long_is_told_once_for_whom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(turns, "SILENT", 0.05)
+    cache, held = TuningCache(tmp_path, system=None), threading.Event()
+
+    def hold() -> None:
+        with cache.timing_lock(DEVICE):
+            held.set()
+            while not caplog.messages:
+                time.sleep(0.01)
+            time.sleep(0.2)
+
+    with cache.timing_lock(DEVICE):
+        pass
+    assert not caplog.messages
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(60)
+    with cache.timing_lock(DEVICE):
+        holder.join()
+    (lock,) = tmp_path.glob("*.lock")
+    told = f"waiting for another process, or thread, that is timing on {DEVICE}: it holds {lock}"
+    assert caplog.messages == [told]
 
 
 def test_without_a_temporary_folder_the_lock_is_in_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
