@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import stat
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +18,8 @@ from typing import BinaryIO
 from platformdirs import user_cache_dir
 
 from autoconv.errors import RecordError
+
+ABANDONED = 24 * 3600  # seconds since a file was last written to
 
 
 def shipped(folder: str) -> Path:
@@ -113,7 +117,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """A file to be written as a whole or not at all: what was there stays until all of it can take its place.
 
-    A link stays one; nothing takes the place of a device or a pipe, which is written to.
+    A link stays one; nothing takes the place of a device or a pipe, which is written to. What a process left beside
+    the file that was killed while it wrote is removed a day later.
 
     Raises
     ------
@@ -121,7 +126,8 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         When it cannot be written; it names the path given.
     """
     target = path.resolve()
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    unfinished = f".{target.name}.autoconv"  # and six digits
+    temporary = target.with_name(unfinished + uuid.uuid4().hex[:6])
     try:
         if path.exists() and not path.is_file():
             with path.open("wb") as file:
@@ -132,12 +138,23 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
                     temporary.chmod(stat.S_IMODE(path.stat().st_mode))
                 yield file
             temporary.replace(target)
+            _remove_abandoned(target.parent, re.compile(re.escape(unfinished) + "[0-9a-f]{6}"))
     except OSError as error:
         error.filename, error.filename2 = str(path), None  # not the temporary file
         raise
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def _remove_abandoned(folder: Path, names: re.Pattern[str]) -> None:
+    """Remove the files of such names that nobody can be writing any more."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if names.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                with suppress(OSError):  # another process was quicker, or it is another user's
+                    if time.time() - entry.stat().st_mtime > ABANDONED:
+                        (folder / entry.name).unlink()
 
 
 @functools.cache

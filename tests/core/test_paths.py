@@ -33,6 +33,22 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("list.yaml", "new")]
 
 
+def test_what_a_killed_process_left_is_removed_a_day_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, left = tmp_path / "list[1].yaml", []
+    with monkeypatch.context() as killed:  # before the file is in place, and without a last word
+        killed.setattr(Path, "replace", lambda temporary, target: None)
+        killed.setattr(Path, "unlink", lambda temporary: left.append(temporary))
+        for _ in range(2):
+            paths.write_whole(path, "half of it")
+    others = [tmp_path / name for name in (".list[1].yaml.20240101", ".list.yaml.autoconv012345", "list[1].yaml.bak")]
+    for other in others:
+        other.touch()
+    for old in (left[0], *others):
+        os.utime(old, (0, 0))
+    paths.write_whole(path, "all of it")
+    assert sorted(tmp_path.iterdir()) == sorted([path, left[1], *others])
+
+
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX")
 def test_who_may_read_a_file_stays_the_same(tmp_path: Path) -> None:
     path = tmp_path / "list.yaml"

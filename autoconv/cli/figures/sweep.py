@@ -98,7 +98,9 @@ def sweep(
     with progress_bar(len(jobs)) as begin:
         try:
             if mode in TIMING:
+                turned = time.monotonic()
                 with cache.timing_lock(device.key):
+                    end = None if end is None else end + time.monotonic() - turned  # what others take is not ours
                     device.survey()
             for place, ((extent, value), each) in enumerate(zip(jobs, layers, strict=True)):
                 left, progress = share(end, len(jobs) - place), begin(place, f"{extent}={value}")
