@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 from guards import run_guarded
 
+from autoconv import accuracy
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu import pool
+from autoconv.cpu.common import sums
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 from autoconv.registry import algorithms
@@ -146,6 +148,10 @@ def test_sums_over_many_channels_err_less_than_one_by_one(family: str, R: int, t
     long_sum = measured(layer, x, w, one_by_one(layer, x, w))[1]
     assert errors(family, layer, tile)[1] <= 0.5 * long_sum
     assert errors(family, layer, tile, long=True)[1] <= 0.75 * long_sum
+
+
+def test_what_is_expected_of_sums_is_how_they_are_summed() -> None:
+    assert accuracy.SUMMED == sums.SUM_TERMS
 
 
 if __name__ == "__main__":
