@@ -63,8 +63,10 @@ def within_derivative() -> bool:
     if torch.compiler.is_compiling():
         return False
     transforms = torch._C._functorch
+    if not (levels := transforms.get_interpreter_stack()):  # as nearly always
+        return False
     kinds = transforms.TransformType.Grad, transforms.TransformType.Jvp
-    return any(level.key() in kinds for level in transforms.get_interpreter_stack() or ())
+    return any(level.key() in kinds for level in levels)
 
 
 def not_taken(given: Any) -> str:
