@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from guards import check_candidate, run_guarded
 from hypothesis import given
 from layers import EDGES, EPILOGUES, edge, layers, operands
-from vectors import INSTRUCTION_SETS, device_with
+from vectors import INSTRUCTION_SETS, device_with, machine_named
 
 from autoconv.algorithm import Params
 from autoconv.cpu import pool
@@ -20,6 +21,7 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, Module, ptr
 from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.device import CPU
+from autoconv.cpu.fft import algorithm
 from autoconv.cpu.fft.algorithm import TiledFFT
 from autoconv.cpu.fft.dft import FourierTransform, factors, get, put
 from autoconv.cpu.fft.geometry import circular
@@ -108,6 +110,24 @@ def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_sizes_of_tiles(tile: str, layout: str) -> None:
     run(edge("remainders", layout=layout), {"tile": tile, "rows": 1, "coop": 0})
+
+
+@pytest.mark.parametrize("machine", ["epyc-zen3", "epyc-zen5"])
+def test_the_most_promising_size_is_listed(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among many images that of least estimate has chunks of more than one row of tiles, and of fewer than may be."""
+    layer = ConvLayer(N=32, C=96, H=27, W=27, K=256, R=5, S=5, padding=2)
+
+    def best() -> tuple[float, Params]:
+        anew = str(algorithm.MOST_SIZES)  # no memory of the other time
+        model = dataclasses.replace(machine_named(machine), when=anew)
+        device = CPU(model.threads, *(model.peaks.keys() & set(INSTRUCTION_SETS)), model=model.text)
+        every = ALGORITHM.candidates(layer, device)
+        return min(((ALGORITHM.estimate(layer, device, one), one) for one in every), key=lambda each: each[0])
+
+    listed = best()
+    monkeypatch.setattr(algorithm, "MOST_SIZES", 100)
+    assert listed == best()
+    assert 1 < listed[1]["rows"] < algorithm.MOST_TILES
 
 
 def test_channels_that_are_not_summed() -> None:

@@ -142,8 +142,10 @@ def _pairs(cut: Callable[..., FourierTiling], layer: ConvLayer, device: CPU) -> 
     found: dict[tuple[int, ...], tuple[float, FourierTiling]] = {}
     for axes in itertools.product(_sizes(main.rows, False), _sizes(main.columns, True)):
         tiling = cut(layer, device, main, axes)
-        whole = tiling.resized(max(1, MOST_TILES // tiling.columns.tiles), int(not tiling.channelwise))
-        cost = min(forecast([(some, counts(some, device.machine))], device.machine).seconds for some in (tiling, whole))
+        # how many rows suit a size differs between sizes, so that one number of them would favour some
+        chunks = parts(tiling.tile_rows, MOST_TILES // tiling.columns.tiles)[::-2]
+        cuts = [tiling, *(tiling.resized(rows, int(not tiling.channelwise)) for rows in chunks)]
+        cost = min(forecast([(some, counts(some, device.machine))], device.machine).seconds for some in cuts)
         # of a size and its mirror image one is enough
         lengths = tuple(sorted(tiling.lengths)) if main.rows == main.columns else tiling.lengths
         if lengths not in found or cost < found[lengths][0]:
