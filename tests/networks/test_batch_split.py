@@ -28,6 +28,7 @@ from autoconv.networks.operators import (
     Concat,
     Conv,
     Elementwise,
+    Normalization,
     Operator,
     Pad,
     Reduce,
@@ -84,6 +85,8 @@ def chain(images: int, count: int = 3) -> Graph:
         (Reduce("mean", (0, 1)), [(4, 3)], False),
         (Softmax(1), [(4, 3)], True),
         (Softmax(0), [(4, 3)], False),
+        (Normalization(axis=1, epsilon=1e-5), [(4, 3)], True),
+        (Normalization(axis=0, epsilon=1e-5), [(4, 3)], False),
         (Conv(), [(4, 3, 5, 5), (4, 3, 1, 1)], False),  # filters that are computed
     ],
 )

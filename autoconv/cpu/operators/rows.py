@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from autoconv.cpu.codegen.ir import Function, Module, Type, Value, f32, f64, vec
@@ -16,24 +16,32 @@ CHAINS = 4  # sums that do not wait for each other
 MOST_SQUARES = 32  # that are kept from one channel to the next; of more every one is computed anew
 
 
+Elements = Callable[[Value, int], Value]  # of a row: from one on, so many
+
+
 @contextmanager
-def _each_row(m: Module, rows: int, length: int) -> Iterator[tuple[Function, Value, Value, Value]]:
-    """A task that goes over some rows; it, where a row of operand a begins, operand out, and the row's number."""
+def _each_row(m: Module, rows: int, length: int) -> Iterator[tuple[Function, Sequence[Value], Value]]:
+    """A task that goes over some rows; it, all operands, and the row's number."""
     k = m.function("task", *TASK, internal=True)
     context, index, _ = k.args
-    x, _, out = operands(k, context, f32)[:3]
+    found = operands(k, context, f32)
     together = max(1, TASK_ELEMENTS // length)
     run = m.function("run", *RUN)
     launch(run, run.args[0], k, -(-rows // together))
     with k.loop(index * together, k.min((index + 1) * together, rows)) as row:
-        yield k, x + row * length, out, row
+        yield k, found, row
 
 
-def _folded(k: Function, x: Value, length: int, reduction: str, element: Type = f32) -> Value:
+def _loaded(k: Function, x: Value) -> Elements:
+    """Those in memory."""
+    return lambda i, count: k.load(x + i, count)
+
+
+def _folded(k: Function, elements: Elements, length: int, reduction: str, element: Type = f32) -> Value:
     """The sum, or the largest, of a row's elements, computed in such a type."""
 
-    def loaded(p: Value, count: int) -> Value:
-        return k.cast(k.load(p, count), vec(element, count))
+    def loaded(i: Value, count: int) -> Value:
+        return k.cast(elements(i, count), vec(element, count))
 
     full = k.module.lanes(f32)
     lanes = full if length >= full else 1
@@ -42,10 +50,10 @@ def _folded(k: Function, x: Value, length: int, reduction: str, element: Type = 
     whole, vectors = length // step * step, length // lanes * lanes
     with k.loop(0, whole, step) as i:
         for n, total in enumerate(totals):
-            total.set(joined(k, reduction, total.get(), loaded(x + i + n * lanes, lanes)))
+            total.set(joined(k, reduction, total.get(), loaded(i + n * lanes, lanes)))
     if whole < vectors:
         with k.loop(whole, vectors, lanes) as i:
-            totals[0].set(joined(k, reduction, totals[0].get(), loaded(x + i, lanes)))
+            totals[0].set(joined(k, reduction, totals[0].get(), loaded(i, lanes)))
     v = totals[0].get()
     for total in totals[1:]:
         v = joined(k, reduction, v, total.get())
@@ -55,15 +63,16 @@ def _folded(k: Function, x: Value, length: int, reduction: str, element: Type = 
     last = k.var(joined(k, reduction, k.extract(v, 0), k.extract(v, 1)) if v.type.lanes else v)
     if vectors < length:
         with k.loop(vectors, length) as i:
-            last.set(joined(k, reduction, last.get(), loaded(x + i, 1)))
+            last.set(joined(k, reduction, last.get(), loaded(i, 1)))
     return last.get()
 
 
 def emit_reduction(instruction_set: str, reduction: str, rows: int, length: int) -> Module:
     """`run` that makes one element of every row of a: its mean, sum or largest."""
     m = Module(instruction_set)
-    with _each_row(m, rows, length) as (k, x, out, row):
-        k.store(_reduced(k, _folded(k, x, length, reduction, _summed_in(reduction)), reduction, length), out + row)
+    with _each_row(m, rows, length) as (k, (x, _, out, *_), row):
+        total = _folded(k, _loaded(k, x + row * length), length, reduction, _summed_in(reduction))
+        k.store(_reduced(k, total, reduction, length), out + row)
     return m
 
 
@@ -116,14 +125,51 @@ def emit_softmax(instruction_set: str, rows: int, length: int) -> Module:
     """`run` that stores `exp(x - largest) / sum` of every row."""
     m = Module(instruction_set)
     lanes = m.lanes(f32)
-    with _each_row(m, rows, length) as (k, x, out, row):
-        target = out + row * length
-        largest = _folded(k, x, length, "max")
+    with _each_row(m, rows, length) as (k, (x, _, out, *_), row):
+        x, target = x + row * length, out + row * length
+        largest = _folded(k, _loaded(k, x), length, "max")
         for i, n in each_vector(k, 0, length, lanes):
             k.store(exp(k, k.load(x + i, n) - k.splat(largest, n)), target + i)
-        factor = divide(k, k.const(f32, 1.0), _folded(k, target, length, "sum"))
+        factor = divide(k, k.const(f32, 1.0), _folded(k, _loaded(k, target), length, "sum"))
         for i, n in each_vector(k, 0, length, lanes):
             k.store(k.load(target + i, n) * k.splat(factor, n), target + i)
+    return m
+
+
+def emit_normalization(
+    instruction_set: str, rows: int, length: int, epsilon: float, centred: bool, affine: str | None, period: int
+) -> Module:
+    """`run` that normalises every row, as `networks.operators.Normalization` tells; scale and shift are b and bias.
+
+    For `affine` "rows" there are `period` numbers of each.
+    """
+    m = Module(instruction_set)
+    lanes = m.lanes(f32)
+    with _each_row(m, rows, length) as (k, (x, scale, out, shift, *_), row):
+        x, out = x + row * length, out + row * length
+        elements = _loaded(k, x)
+        if centred:
+            mean = _reduced(k, _folded(k, elements, length, "sum", f64), "mean", length)
+
+            def elements(i: Value, count: int) -> Value:
+                return k.load(x + i, count) - k.splat(mean, count)
+
+        def squares(i: Value, count: int) -> Value:
+            v = k.cast(elements(i, count), vec(f64, count))
+            return v * v
+
+        mean_square = _reduced(k, _folded(k, squares, length, "sum", f64), "mean", length)
+        factor, term = divide(k, k.const(f32, 1.0), sqrt(k, mean_square + k.const(f32, epsilon))), k.const(f32, 0.0)
+        if affine == "rows":
+            place = row % period
+            factor, term = factor * k.load(scale + place), k.load(shift + place)
+        for i, n in each_vector(k, 0, length, lanes):
+            v = elements(i, n) * k.splat(factor, n)
+            if affine == "elements":
+                v = k.fma(v, k.load(scale + i, n), k.load(shift + i, n))
+            elif affine == "rows":
+                v = v + k.splat(term, n)
+            k.store(v, out + i)
     return m
 
 

@@ -1,4 +1,4 @@
-// What is made of whole rows: reductions and softmax. LANES threads share a row, all of a warp or one.
+// What is made of whole rows: reductions, softmax and normalisation. LANES threads share a row, all of a warp or one.
 
 #include "shapes.cuh"
 
@@ -32,4 +32,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) softmax(float* out
     sum = over_lanes(sum, false);
     for (Offset j = lane; exists && j < LENGTH; j += LANES)
         out[first + further(j)] = expf(x[first + further(j)] - most) / sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    normalize(float* out, const float* x, const float* scale, const float* shift) {
+    const Offset thread = Offset(blockIdx.x) * THREADS + threadIdx.x, row = thread / LANES, lane = thread % LANES;
+    const bool exists = row < OUTPUTS;
+    const Offset first = exists ? first_of(row) : 0;
+    float mean = 0.0f, squares = 0.0f;
+    for (Offset j = lane; CENTRED && exists && j < LENGTH; j += LANES) mean += x[first + further(j)];
+    mean = over_lanes(mean, false) / static_cast<float>(LENGTH);
+    for (Offset j = lane; exists && j < LENGTH; j += LANES) {
+        const float value = x[first + further(j)] - mean;
+        squares += value * value;
+    }
+    const float root = root_of(over_lanes(squares, false) / static_cast<float>(LENGTH));
+    for (Offset j = lane; exists && j < LENGTH; j += LANES) {
+        float value = (x[first + further(j)] - mean) / root;
+        const Offset at = BY_ROW ? row % PERIOD : j;
+        if (BY_ELEMENT || BY_ROW) value = value * scale[at] + shift[at];
+        out[first + further(j)] = value;
+    }
 }

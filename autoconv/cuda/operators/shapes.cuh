@@ -32,6 +32,9 @@ constexpr Offset PAD_TOP = 0, PAD_LEFT = 0, LOW_H = 0, LOW_W = 0, HIGH_H = 30, H
 constexpr Offset OUTPUTS = 600, LENGTH = 4;
 constexpr int LANES = 1;
 constexpr bool MAXIMUM = false, MEAN = true;
+constexpr bool CENTRED = true, BY_ELEMENT = true, BY_ROW = false;  // a scale and a shift for each, or every PERIOD rows
+constexpr Offset PERIOD = 4;
+DEVICE float root_of(float mean_square) { return sqrtf(mean_square + 1e-5f); }
 DEVICE Offset first_of(Offset row) { return row * LENGTH; }
 DEVICE Offset further(Offset j) { return j; }
 

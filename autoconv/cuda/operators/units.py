@@ -70,22 +70,51 @@ def pool(
 
 def reduction(kind: Literal["mean", "sum", "max"], shape: Sequence[int], axes: Sequence[int]) -> Unit:
     """The mean, sum or largest element of an array along some axes."""
-    flags = f"constexpr bool MAXIMUM = {str(kind == 'max').lower()}, MEAN = {str(kind == 'mean').lower()};\n"
-    return _rows("reduce", shape, axes, flags)
+    return _rows("reduce", shape, axes, maximum=kind == "max", mean=kind == "mean")
 
 
 def softmax(shape: Sequence[int], axis: int) -> Unit:
     """Softmax of an array along an axis."""
-    return _rows("softmax", shape, (axis,), "constexpr bool MAXIMUM = true, MEAN = false;\n")
+    return _rows("softmax", shape, (axis,), maximum=True)
 
 
-def _rows(function: str, shape: Sequence[int], axes: Sequence[int], flags: str) -> Unit:
+def normalization(
+    shape: Sequence[int],
+    axis: int,
+    epsilon: float,
+    centred: bool,
+    affine: Literal["elements", "rows"] | None,
+    period: int,
+) -> Unit:
+    """Normalised rows, and so many numbers of scale and shift; else as `networks.operators.Normalization` tells."""
+    return _rows(
+        "normalize", shape, range(axis, len(shape)), centred=centred, by_element=affine == "elements",
+        by_row=affine == "rows", period=period, epsilon=epsilon,
+    )  # fmt: skip
+
+
+def _rows(
+    function: str,
+    shape: Sequence[int],
+    axes: Sequence[int],
+    *,
+    maximum: bool = False,
+    mean: bool = False,
+    centred: bool = False,
+    by_element: bool = False,
+    by_row: bool = False,
+    period: int = 1,
+    epsilon: float = 0.0,
+) -> Unit:
     """What is made of rows along axes: by a warp where their elements are neighbours, else by a thread each."""
+    flags = {"MAXIMUM": maximum, "MEAN": mean, "CENTRED": centred, "BY_ELEMENT": by_element, "BY_ROW": by_row}
     kept = [axis for axis, extent in enumerate(shape) if axis not in axes and extent != 1]
     gone = [axis for axis in axes if shape[axis] != 1]
     lanes = WARP if gone and (not kept or max(gone) > max(kept)) else 1
     outputs, length = (math.prod(shape[axis] for axis in some) for some in (kept, gone))
-    text = flags + _constants(OUTPUTS=outputs, LENGTH=length) + f"constexpr int LANES = {lanes};\n"
+    text = "".join(f"constexpr bool {name} = {str(flag).lower()};\n" for name, flag in flags.items())
+    text += _constants(OUTPUTS=outputs, LENGTH=length, PERIOD=period) + f"constexpr int LANES = {lanes};\n"
+    text += f"DEVICE float root_of(float mean_square) {{ return sqrtf(mean_square + {number(epsilon)}); }}\n"
     text += _position("first_of", kept, shape) + _position("further", gone, shape)
     return _unit(function, "rows.cu", -(-outputs * lanes // THREADS), text, math.prod(shape) + THREADS * lanes)
 

@@ -6,7 +6,7 @@ from autoconv.networks.operators.elementwise import Elementwise
 from autoconv.networks.operators.foreign import Foreign, ForeignOnnx
 from autoconv.networks.operators.foreign_torch import ForeignTorch
 from autoconv.networks.operators.fused import FusedConv
-from autoconv.networks.operators.pooling import LRN, Pool, Reduce, Softmax
+from autoconv.networks.operators.pooling import LRN, Normalization, Pool, Reduce, Softmax
 from autoconv.networks.operators.quantized import QuantizedConv, QuantizedMatMul, QuantizedProduct
 from autoconv.networks.operators.shapes import Concat, Pad, Reshape, Resize, Slice, Transpose
 
@@ -21,6 +21,7 @@ __all__ = [
     "ForeignTorch",
     "FusedConv",
     "MatMul",
+    "Normalization",
     "Operator",
     "Pad",
     "Pool",

@@ -1,4 +1,4 @@
-"""What gathers neighbours: pooling, reductions, normalisation across channels, softmax."""
+"""What gathers neighbours: pooling, reductions, normalisation, softmax."""
 
 from __future__ import annotations
 
@@ -188,3 +188,53 @@ class Softmax(Operator):
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
         e = np.exp(inputs[0] - inputs[0].max(axis=self.axis, keepdims=True))
         return np.asarray(e / e.sum(axis=self.axis, keepdims=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalization(Operator):
+    """Rows over the root of their mean square and `epsilon`, less their mean before that where they are `centred`.
+
+    A row is what lies along the axes from `axis` on. So layers are normalised (Ba, Kiros and Hinton, 2016, equation
+    4), single channels of images (Ulyanov, Vedaldi and Lempitsky, 2016, equation 3) and, not centred, layers by the
+    root of their mean square (Zhang and Sennrich, 2019, equation 4). Where a scale and a shift follow as inputs of one
+    dimension, they have a number for each of the `elements` of a row; or for each of so many `rows`, and for the next
+    ones the same again.
+    """
+
+    axis: int
+    epsilon: float
+    centred: bool = True
+    affine: Literal["elements", "rows"] | None = None
+
+    def rows(self, shape: Sequence[int]) -> Pair:
+        """How many rows an array of a shape has, and of how many elements."""
+        return math.prod(shape[: self.axis]), math.prod(shape[self.axis :])
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        given, *affine = inputs
+        if normalised_axis(self.axis, len(given.shape)) != self.axis or 0 in given.shape:
+            raise ConfigError(f"axis={self.axis}: expected it counted from the front, of an array with elements")
+        if len(affine) != (2 if self.affine else 0) or any(t != affine[0] for t in affine):
+            raise ConfigError(f"affine={self.affine}: expected a scale and a shift of one shape, or neither")
+        if affine and affine[0].dtype != given.dtype:
+            raise ConfigError("expected arrays of one type")
+        rows, length = self.rows(given.shape)
+        for shape in (t.shape for t in affine):
+            if len(shape) != 1 or (shape[0] != length if self.affine == "elements" else rows % max(1, shape[0])):
+                raise ConfigError(
+                    f"scale and shift: expected numbers for {self.affine} of {rows}x{length}, got {shape}"
+                )
+        return given
+
+    def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
+        x, *affine = inputs
+        y = x.reshape(self.rows(x.shape))
+        if self.centred:
+            y = y - y.mean(axis=1, keepdims=True, dtype=np.float64).astype(x.dtype)  # rounded once
+        y = y / np.sqrt(np.square(y).mean(axis=1, keepdims=True) + self.epsilon)
+        if affine:
+            scale, shift = affine
+            if self.affine == "rows":
+                scale, shift = (np.tile(values, len(y) // len(values))[:, np.newaxis] for values in affine)
+            y = y * scale + shift
+        return np.asarray(y.reshape(x.shape))

@@ -9,6 +9,7 @@ from autoconv.networks.passes.epilogue import fuse_activation, fuse_residual, fu
 from autoconv.networks.passes.folding import fold_padding, fold_scaling
 from autoconv.networks.passes.fusion import fuse_elementwise, inline_scalars
 from autoconv.networks.passes.identities import drop_identities
+from autoconv.networks.passes.normalization import fuse_normalization
 from autoconv.networks.passes.products import transpose_matrices
 from autoconv.networks.passes.quantization import fold_quantization
 
@@ -22,6 +23,7 @@ PASSES: tuple[Callable[[Graph], None], ...] = (
     inline_scalars,
     fuse_activation,
     fuse_slopes,
+    fuse_normalization,
     fuse_elementwise,
     fuse_activation,  # those that were chains of nodes
 )

@@ -21,6 +21,7 @@ from autoconv.networks.operators import (
     ConvTranspose,
     Elementwise,
     MatMul,
+    Normalization,
     Operator,
     Pad,
     Pool,
@@ -199,7 +200,7 @@ def _of_rows(graph: Graph, node: Node, count: int) -> Operator | None:
         apart = {len(s) for s in shapes} == {len(shape)}  # broadcasting counts extents from the last
     elif isinstance(operator, Reduce):
         apart = 0 not in operator.axes
-    elif isinstance(operator, Softmax | Concat | Resize):
+    elif isinstance(operator, Softmax | Concat | Resize | Normalization):
         apart = operator.axis != 0
     elif isinstance(operator, Transpose):
         apart = operator.order[0] == 0

@@ -27,6 +27,7 @@ from autoconv.networks.operators import (
     Concat,
     Elementwise,
     MatMul,
+    Normalization,
     Operator,
     Pad,
     Pool,
@@ -109,6 +110,10 @@ class CudaStepMaker(StepMaker):
             return [self._unit(units.reduction(operator.reduction, before, operator.axes), node)]
         if isinstance(operator, Softmax):
             return [self._unit(units.softmax(shape, operator.axis), node)]
+        if isinstance(operator, Normalization):
+            period = self.graph.types[node.inputs[-1]].shape[0] if operator.affine else 1
+            args = operator.axis, operator.epsilon, operator.centred, operator.affine, period
+            return [Call(units.normalization(before, *args), (*map(Ref, (node.name, *node.inputs)), None, None)[:4])]
         if isinstance(operator, LRN):
             return [self._unit(units.lrn(shape, operator.size, operator.alpha, operator.beta, operator.bias), node)]
         if isinstance(operator, Resize):

@@ -6,14 +6,12 @@ import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from autoconv.algorithm import Array, Kernel
 from autoconv.common.arrays import Strides, broadcast, collapsed, contiguous
-from autoconv.common.epilogue import activations
-from autoconv.common.epilogue.quantization import Quantization
 from autoconv.common.types import INTEGERS
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
@@ -31,6 +29,7 @@ from autoconv.networks.operators import (
     Concat,
     Elementwise,
     Foreign,
+    Normalization,
     Operator,
     Pad,
     Pool,
@@ -41,7 +40,8 @@ from autoconv.networks.operators import (
     Transpose,
 )
 from autoconv.networks.operators.base import in_nchw
-from autoconv.networks.operators.elementwise import NARROW, in_float32
+from autoconv.networks.operators.elementwise import in_float32
+from autoconv.networks.run.functions import by_numpy, function_of, named
 from autoconv.networks.run.memory import Views
 from autoconv.plans import Plan
 
@@ -263,6 +263,8 @@ class StepMaker:
                 return None
             length = shape[operator.axis]
             return [self._call(rows.emit_softmax, (math.prod(shape) // length, length), node)]
+        if isinstance(operator, Normalization):
+            return [self._normalization(node, operator, before)]
         if isinstance(operator, LRN):
             extents = shape[0], shape[1], math.prod(shape[2:])
             constants = operator.size, operator.alpha, operator.beta, operator.bias
@@ -279,6 +281,14 @@ class StepMaker:
             operands = found.operands[0], places, found.operands[2], weights, *found.operands[4:]
             return [Call(found.program, operands)]
         return None
+
+    def _normalization(self, node: Node, operator: Normalization, shape: tuple[int, ...]) -> Call:
+        """A kernel of the input, and perhaps a scale and a shift."""
+        period = self.graph.types[node.inputs[-1]].shape[0] if operator.affine else 1
+        args = *operator.rows(shape), operator.epsilon, operator.centred, operator.affine, period
+        program = compiler.build(rows.emit_normalization, self._instruction_set, *args)
+        x, scale, shift = (*map(Ref, node.inputs), None, None)[:3]
+        return Call(program, (x, scale, Ref(node.name), shift, None, None))
 
     @property
     def _instruction_set(self) -> str:
@@ -357,43 +367,3 @@ class StepMaker:
                 calls.append(self._expression(0, part, steps, node, [self._strides(name)], [name], to=to))
             done += part[operator.axis]
         return calls
-
-
-def named(name: str, function: Callable[..., Array]) -> Callable[..., dict[str, Array]]:
-    """A function of arrays, whose result gets the name of its node."""
-    return lambda *arrays: {name: function(*arrays)}
-
-
-def by_numpy(operator: Operator, dtypes: Sequence[str]) -> Callable[..., Array]:
-    """What NumPy makes of arrays of such types, of which the output's is the last.
-
-    Floats of 16 bits are computed with in float32 and rounded once, as kernels do: sums in their own type stall early.
-    """
-    if not {*NARROW}.intersection(dtypes) or isinstance(operator, Concat | Pad | Slice | Transpose):
-        return operator.evaluate
-
-    def run(*arrays: Array) -> Array:
-        y = operator.evaluate(*(a.astype(np.float32) if a.dtype.name in NARROW else a for a in arrays))
-        with np.errstate(over="ignore"):
-            return y.astype(dtypes[-1])
-
-    return run
-
-
-def function_of(made: Plan, constant: Array | None) -> Any:
-    """A function of a node's arrays that runs a plan, with filters packed now where they are known."""
-    layer = made.layer
-    a_shape, b_shape = layer.input_shapes
-    packed = None if constant is None else made.pack(constant.reshape(b_shape))
-
-    def run(*arrays: Array) -> Array:
-        x, w, *rest = arrays
-        bias: Array | Quantization | None
-        bias, slope = activations.parted(rest[0] if layer.channel_values else None, layer.bias, layer.activation)
-        if layer.quantized:
-            bias = Quantization.of_words(layer, rest[0])
-        residual = rest[-1].reshape(layer.output_shape) if layer.residual else None
-        filters = w.reshape(b_shape) if packed is None else packed
-        return made.run(x.reshape(a_shape), filters, bias, residual, slope=slope)
-
-    return run
