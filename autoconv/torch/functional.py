@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from autoconv.common import arguments
 from autoconv.errors import ArrayError, PlanError
@@ -77,6 +78,9 @@ def conv2d(
     >>> y.shape, w.grad.shape
     (torch.Size([1, 3, 5, 5]), torch.Size([3, 2, 3, 3]))
     """
+    if has_torch_function_variadic(input, weight, bias):  # proxies that torch.fx traces by, and subclasses of tensors
+        tensors, geometry = (input, weight, bias), (stride, padding, dilation, groups)
+        return handle_torch_function(conv2d, tensors, *tensors, *geometry, mode=mode, exact=exact, vendors=vendors)
     within = operators.within_derivative()
     for name, given in (("input", input), ("weight", weight), ("bias", bias)):
         if given is None and name == "bias":
@@ -103,7 +107,7 @@ def conv2d(
         )
     if torch.is_autocast_enabled("cpu"):
         input, weight, bias = (_autocast(t) for t in (input, weight, bias))  # noqa: A001
-    stride, dilation = arguments.pair(stride, "stride", 1), arguments.pair(dilation, "dilation", 1)
+    stride, dilation = _pair(stride, "stride", 1), _pair(dilation, "dilation", 1)
     groups = arguments.integer(groups, "groups", 1)
     sides = _sides(padding, stride, dilation, (weight.shape[2], weight.shape[3]))
     images = input if input.dim() == 4 else input[None]
@@ -140,5 +144,11 @@ def _sides(
         return rows // 2, rows - rows // 2, columns // 2, columns - columns // 2
     if isinstance(padding, str):
         raise ArrayError(f"padding={padding!r}: expected integers, 'same' or 'valid'")
-    height, width = arguments.pair(padding, "padding", 0)
+    height, width = _pair(padding, "padding", 0)
     return height, height, width, width
+
+
+def _pair(value: object, name: str, least: int) -> tuple[int, int]:
+    """Height and width; a list of one integer stands for both, as in PyTorch."""
+    alone = isinstance(value, list | tuple) and len(value) == 1
+    return arguments.pair(value[0] if alone else value, name, least)  # type: ignore[index]

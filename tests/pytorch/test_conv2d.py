@@ -117,6 +117,40 @@ def test_it_compiles_whole() -> None:
     torch.testing.assert_close([x.grad, w.grad], list(expected))
 
 
+def test_torch_fx_traces_modules() -> None:
+    layers = [autoconv.torch.Conv2d(4, 3, 3, padding=1), nn.ReLU()]
+    layers.append(autoconv.torch.Conv2d(3, 5, 3, stride=[2], padding=1, padding_mode="reflect"))
+    model = nn.Sequential(*layers)
+    for module in (layers[0], layers[2]):
+        module.mode, module.vendors = "heuristic", False
+    traced = torch.fx.symbolic_trace(model)
+    calls = [node for node in traced.graph.nodes if node.target is autoconv.torch.conv2d]
+    assert [call.kwargs for call in calls] == [{"mode": "heuristic", "exact": False, "vendors": False}] * 2
+    x = torch.randn(2, 4, 7, 6)
+    torch.testing.assert_close(traced(x), model(x))
+
+
+class Marked(torch.Tensor):
+    """A tensor with a type of its own."""
+
+
+def test_subclasses_of_tensors_have_their_say() -> None:
+    x, w, _ = operands()
+    y = autoconv.torch.conv2d(x.as_subclass(Marked), w, **OURS)
+    assert type(y) is Marked
+    torch.testing.assert_close(y.as_subclass(torch.Tensor), autoconv.torch.conv2d(x, w, **OURS))
+
+
+@pytest.mark.parametrize("name", ["stride", "padding", "dilation"])
+def test_one_integer_in_a_list_stands_for_both(name: str) -> None:
+    x, w, b = operands()
+    for given in ([2], (2,)):
+        found, expected = (convolve(x, w, b, **{name: given}) for convolve in (autoconv.torch.conv2d, F.conv2d))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(autoconv.LayerError, match=rf"{name}=\[\]: expected one integer or a pair"):
+        autoconv.torch.conv2d(x, w, b, **{name: []})
+
+
 def test_shapes_that_change_compile_once_with_their_gradients() -> None:
     compilations = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(
@@ -325,8 +359,8 @@ def test_what_is_no_convolution_is_refused() -> None:
         conv2d(x, w, stride=0, **OURS)
     with pytest.raises(autoconv.LayerError, match=r"dilation=\(1, 1, 1\): expected one integer or a pair"):
         conv2d(x, w, dilation=(1, 1, 1), **OURS)
-    with pytest.raises(autoconv.LayerError, match=r"padding=\[1\]: expected one integer or a pair"):
-        conv2d(x, w, padding=[1], **OURS)
+    with pytest.raises(autoconv.LayerError, match=r"padding=\[1, 2, 3\]: expected one integer or a pair"):
+        conv2d(x, w, padding=[1, 2, 3], **OURS)
     with pytest.raises(autoconv.ArrayError, match="w: expected float32"):
         conv2d(x, w.double(), **OURS)
     with pytest.raises(autoconv.ArrayError, match="bias: expected float32"):
