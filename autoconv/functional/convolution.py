@@ -11,7 +11,7 @@ import numpy as np
 from autoconv.algorithm import Array
 from autoconv.common.arrays import like
 from autoconv.common.types import INTEGERS
-from autoconv.errors import ArrayError, PlanError
+from autoconv.errors import ArrayError, LayerError, PlanError
 from autoconv.functional.operands import Padding, arrays_of, extents_of, number_of, planned
 from autoconv.layer import ConvLayer, Layout, Pair
 from autoconv.tuning.choice import MODES
@@ -285,6 +285,9 @@ def conv_transpose2d(
     if not (0 <= oh < max(sh, 1) and 0 <= ow < max(sw, 1)):
         raise ArrayError(f"output_padding={output_padding}: expected less than the stride {sh, sw}")
     size = (H - 1) * sh - 2 * ph + dh * (R - 1) + oh + 1, (W - 1) * sw - 2 * pw + dw * (S - 1) + ow + 1
+    if min(size) < 1:
+        full = "x".join(str(n + 2 * p) for n, p in zip(size, (ph, pw), strict=True))
+        raise LayerError(f"padding={ph, pw}: expected to leave something of {full} pixels")
     if bias is not None:
         bias = _bias(bias, K_group * number_of(groups), arrays["x"].dtype, options["device"])
     geometry = stride, padding, dilation, groups

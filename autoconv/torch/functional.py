@@ -1,6 +1,9 @@
-"""`conv2d` on tensors, with the arguments that PyTorch's own has."""
+"""`conv2d` and `conv_transpose2d` on tensors, with the arguments that PyTorch's own have."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,11 +81,80 @@ def conv2d(
     >>> y.shape, w.grad.shape
     (torch.Size([1, 3, 5, 5]), torch.Size([3, 2, 3, 3]))
     """
-    if has_torch_function_variadic(input, weight, bias):  # proxies that torch.fx traces by, and subclasses of tensors
-        tensors, geometry = (input, weight, bias), (stride, padding, dilation, groups)
-        return handle_torch_function(conv2d, tensors, *tensors, *geometry, mode=mode, exact=exact, vendors=vendors)
+    tensors, geometry = (input, weight, bias), (stride, padding, dilation, groups)
+    if has_torch_function_variadic(*tensors):  # proxies that torch.fx traces by, and subclasses of tensors
+        options = {"mode": mode, "exact": exact, "vendors": vendors}
+        return handle_torch_function(conv2d, tensors, *tensors, *geometry, **options)
+    return _called(_convolved, tensors, geometry, (mode, exact, vendors))
+
+
+def conv_transpose2d(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] = 0,
+    output_padding: int | tuple[int, int] = 0,
+    groups: int = 1,
+    dilation: int | tuple[int, int] = 1,
+    *,
+    mode: str = "hybrid",
+    exact: bool = False,
+    vendors: bool = True,
+) -> Tensor:
+    """Transposed 2-D convolution of tensors on the CPU, in place of `torch.nn.functional.conv_transpose2d`.
+
+    Planned, read and differentiated as by `conv2d`.
+
+    Parameters
+    ----------
+    input : tensor of shape (N, C, H, W) or (C, H, W)
+    weight : tensor of shape (C, K/groups, R, S)
+        The filters.
+    bias : tensor of K values, optional
+    stride : int or (height, width)
+    padding : int or (height, width)
+        Rows and columns cut from each side of the full result.
+    output_padding : int or (height, width)
+        Rows and columns added at the bottom and right, fewer than the stride.
+    groups : int
+    dilation : int or (height, width)
+    mode : str
+        As for `conv2d`, like the next two.
+    exact : bool
+    vendors : bool
+
+    Returns
+    -------
+    tensor of shape (N, K, P, Q) or (K, P, Q)
+
+    Raises
+    ------
+    ArrayError, LayerError, PlanError
+        As `conv2d` does.
+
+    Examples
+    --------
+    >>> import torch, autoconv.torch
+    >>> x, w = torch.ones(1, 2, 5, 5), torch.ones(2, 3, 4, 4)
+    >>> autoconv.torch.conv_transpose2d(x, w, stride=2, padding=1, mode="heuristic").shape
+    torch.Size([1, 3, 10, 10])
+    """
+    tensors, geometry = (input, weight, bias), (stride, padding, output_padding, groups, dilation)
+    if has_torch_function_variadic(*tensors):
+        options = {"mode": mode, "exact": exact, "vendors": vendors}
+        return handle_torch_function(conv_transpose2d, tensors, *tensors, *geometry, **options)
+    return _called(_transposed, tensors, geometry, (mode, exact, vendors))
+
+
+Tensors = tuple[Tensor, Tensor, Tensor | None]
+Options = tuple[str, bool, bool]
+
+
+def _called(function: Callable[..., Tensor], tensors: Tensors, geometry: Any, options: Options) -> Tensor:
+    """What a function of images, filters and bias gives, which are checked and may be of one image."""
     within = operators.within_derivative()
-    for name, given in (("input", input), ("weight", weight), ("bias", bias)):
+    for name, given in zip(("input", "weight", "bias"), tensors, strict=True):
         if given is None and name == "bias":
             continue
         if got := operators.not_taken(given):
@@ -97,22 +169,37 @@ def conv2d(
             raise ArrayError(f"{name}: expected one that vmap does not batch, within a derivative of torch.func")
     if within:  # by other tensors than these: to what is outside, this is a call like any other
         with temporarily_clear_interpreter_stack():
-            geometry = stride, padding, dilation, groups
-            return conv2d(input, weight, bias, *geometry, mode=mode, exact=exact, vendors=vendors)
-    check_options(mode, exact, vendors)
-    if input.dim() not in (3, 4) or weight.dim() != 4:
+            return _called(function, tensors, geometry, options)
+    check_options(*options)
+    x, w, bias = tensors
+    if x.dim() not in (3, 4) or w.dim() != 4:
+        filters = "(K, C/groups, R, S)" if function is _convolved else "(C, K/groups, R, S)"
         raise ArrayError(
-            f"expected input (N, C, H, W) or (C, H, W) and weight (K, C/groups, R, S), "
-            f"got {tuple(input.shape)} and {tuple(weight.shape)}"
+            f"expected input (N, C, H, W) or (C, H, W) and weight {filters}, got {tuple(x.shape)} and {tuple(w.shape)}"
         )
     if torch.is_autocast_enabled("cpu"):
-        input, weight, bias = (_autocast(t) for t in (input, weight, bias))  # noqa: A001
+        x, w, bias = (_autocast(x), _autocast(w), bias if bias is None else _autocast(bias))
+    y = function(x if x.dim() == 4 else x[None], w, bias, *geometry, *options)
+    return y if x.dim() == 4 else y[0]
+
+
+def _convolved(
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: Any, *options: Any
+) -> Tensor:
     stride, dilation = _pair(stride, "stride", 1), _pair(dilation, "dilation", 1)
     groups = arguments.integer(groups, "groups", 1)
-    sides = _sides(padding, stride, dilation, (weight.shape[2], weight.shape[3]))
-    images = input if input.dim() == 4 else input[None]
-    y = operators.conv2d(images, weight, bias, stride, sides, dilation, groups, mode, exact, vendors)
-    return y if input.dim() == 4 else y[0]
+    sides = _sides(padding, stride, dilation, (w.shape[2], w.shape[3]))
+    return operators.conv2d(x, w, bias, stride, sides, dilation, groups, *options)
+
+
+def _transposed(
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, output_padding: Any, groups: Any,
+    dilation: Any, *options: Any,
+) -> Tensor:  # fmt: skip
+    stride, dilation = _pair(stride, "stride", 1), _pair(dilation, "dilation", 1)
+    groups = arguments.integer(groups, "groups", 1)
+    (top, left), extra = _pair(padding, "padding", 0), _pair(output_padding, "output_padding", 0)
+    return operators.conv_transpose2d(x, w, bias, extra, stride, (top, top, left, left), dilation, groups, *options)
 
 
 def check_options(mode: object, exact: object, vendors: object) -> None:
@@ -124,9 +211,9 @@ def check_options(mode: object, exact: object, vendors: object) -> None:
         raise PlanError(f"mode={mode!r}: expected a str, as for autoconv.plan")
 
 
-def _autocast(given: Tensor | None) -> Tensor | None:
+def _autocast(given: Tensor) -> Tensor:
     """A tensor in the type that `torch.autocast` asks for; of integers and of float64 it asks nothing."""
-    if given is None or not given.is_floating_point() or given.dtype == torch.float64:
+    if not given.is_floating_point() or given.dtype == torch.float64:
         return given
     return given.to(torch.get_autocast_dtype("cpu"))
 

@@ -1,4 +1,4 @@
-"""`Conv2d`, a module like PyTorch's."""
+"""`Conv2d` and `ConvTranspose2d`, modules like PyTorch's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from autoconv.errors import ConfigError
-from autoconv.torch.functional import check_options, conv2d
+from autoconv.torch.functional import check_options, conv2d, conv_transpose2d
 from autoconv.torch.operators import device_in_force
 from autoconv.tuning.choice import check_mode
 
@@ -57,12 +57,74 @@ class Conv2d(torch.nn.Conv2d):
         return conv2d(input, weight, bias, *geometry, mode=self.mode, exact=self.exact, vendors=self.vendors)
 
 
+class ConvTranspose2d(torch.nn.ConvTranspose2d):
+    """`torch.nn.ConvTranspose2d`, computed by `autoconv.torch.conv_transpose2d`; its parameters have the same names.
+
+    Parameters
+    ----------
+    in_channels, out_channels : int
+    kernel_size : int or (height, width)
+    stride : int or (height, width)
+    padding : int or (height, width)
+    output_padding : int or (height, width)
+    groups : int
+    bias : bool
+    dilation : int or (height, width)
+    padding_mode : "zeros"
+    device : "cpu", optional
+    dtype : torch.dtype, optional
+
+    Attributes
+    ----------
+    mode : str
+        As for `autoconv.torch.conv2d`, like the next two; of the class, until it is set on a module.
+    exact : bool
+    vendors : bool
+
+    Examples
+    --------
+    >>> import torch, autoconv.torch
+    >>> conv = autoconv.torch.ConvTranspose2d(2, 3, kernel_size=2, stride=2)
+    >>> conv.mode = "heuristic"
+    >>> conv(torch.ones(1, 2, 5, 5)).shape
+    torch.Size([1, 3, 10, 10])
+    """
+
+    mode: str = "hybrid"
+    exact: bool = False
+    vendors: bool = True
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002
+        """The result, of a size among those that the stride leaves open.
+
+        Parameters
+        ----------
+        input : tensor of shape (N, C, H, W) or (C, H, W)
+        output_size : list of int, optional
+            Its height and width, perhaps after what stands before those in its shape.
+
+        Returns
+        -------
+        tensor of shape (N, K, P, Q) or (K, P, Q)
+        """
+        steps = [*self.stride], [*self.padding], [*self.kernel_size], 2, [*self.dilation]
+        extra = self._output_padding(input, output_size, *steps)
+        geometry = self.stride, self.padding, tuple(extra), self.groups, self.dilation
+        return conv_transpose2d(
+            input, self.weight, self.bias, *geometry, mode=self.mode, exact=self.exact, vendors=self.vendors
+        )
+
+
+OURS = {torch.nn.Conv2d: Conv2d, torch.nn.ConvTranspose2d: ConvTranspose2d}
+
+
 def replace_convolutions(
     model: torch.nn.Module, *, mode: str = "hybrid", exact: bool = False, vendors: bool = True
 ) -> torch.nn.Module:
-    """Have every `torch.nn.Conv2d` of a model be an `autoconv.torch.Conv2d`, with the parameters that it has.
+    """Have the convolutions of a model be ours, with the parameters that they have.
 
-    Modules of classes derived from PyTorch's stay as they are.
+    Every `torch.nn.Conv2d` becomes an `autoconv.torch.Conv2d`, and every `ConvTranspose2d` likewise. Modules of
+    classes derived from PyTorch's stay as they are.
 
     Parameters
     ----------
@@ -97,7 +159,7 @@ def replace_convolutions(
     check_options(mode, exact, vendors)
     check_mode(mode, device_in_force())
     for module in model.modules():
-        if type(module) is torch.nn.Conv2d:
-            module.__class__ = Conv2d
+        if (ours := OURS.get(type(module))) is not None:
+            module.__class__ = ours
             module.mode, module.exact, module.vendors = mode, exact, vendors
     return model

@@ -1,7 +1,8 @@
 """Convolution and its gradients as operators that `torch.compile`, `torch.export` and autograd know.
 
-The gradients of each are the other two, so that gradients of gradients exist as well: with `y = conv2d(x, w)`, `dx` is
-linear in `dy` and `w`, and `dw` in `x` and `dy`, by the same sums.
+The gradients of a convolution are two others, so that gradients of gradients exist as well: with `y = conv2d(x, w)`,
+`dx` is linear in `dy` and `w`, and `dw` in `x` and `dy`, by the same sums; and a transposed convolution is `dx` with a
+bias.
 """
 
 from __future__ import annotations
@@ -125,6 +126,17 @@ def conv2d_dgrad(dy: Tensor, w: Tensor, input_size: Sequence[int], *rest: Any) -
     return tensor(functional.conv2d_dgrad(array(dy), array(w), input_size=_pair(input_size), **_options(*rest)))
 
 
+@_operator("conv_transpose2d", "Tensor x, Tensor w, Tensor? bias, SymInt[] output_padding")
+def conv_transpose2d(x: Tensor, w: Tensor, bias: Tensor | None, output_padding: Sequence[int], *rest: Any) -> Tensor:
+    """`conv_transpose2d` of `autoconv`, with as much padding at the bottom as at the top, and right as left."""
+    if not x.shape[0]:
+        return _like_transposed(x, w, bias, output_padding, *rest)
+    options = _options(*rest)
+    options["padding"] = tuple(before for before, _ in options["padding"])
+    b = None if bias is None else array(bias)
+    return tensor(functional.conv_transpose2d(array(x), array(w), b, output_padding=_pair(output_padding), **options))
+
+
 @_operator("conv2d_wgrad", "Tensor x, Tensor dy, SymInt[] filter_size")
 def conv2d_wgrad(x: Tensor, dy: Tensor, filter_size: Sequence[int], *rest: Any) -> Tensor:
     """The gradient of `conv2d` with respect to `w`."""
@@ -216,7 +228,7 @@ def _expect_four(**given: Tensor) -> None:
             raise ArrayError(f"{name} has shape {tuple(operand.shape)}: expected four dimensions (NCHW)")
 
 
-# These three are also how the operators are traced, where they refuse what they do in a run.
+# These four are also how the operators are traced, where they refuse what they do in a run.
 @torch.library.register_fake("autoconv::conv2d", lib=_library)
 def _like_output(
     x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: Any, *_: Any
@@ -240,6 +252,29 @@ def _like_input(
     _expect("w", w, dy.dtype, w.shape)
     _expect("dy", dy, dy.dtype, _output_size(dy.dtype, size, w.shape, (stride, padding, dilation), groups))
     return _empty(dy, size)
+
+
+@torch.library.register_fake("autoconv::conv_transpose2d", lib=_library)
+def _like_transposed(
+    x: Tensor, w: Tensor, bias: Tensor | None, output_padding: Any, stride: Any, padding: Any, dilation: Any,
+    groups: Any, *_: Any,
+) -> Tensor:  # fmt: skip
+    """A new tensor of the shape that `conv_transpose2d` gives."""
+    _expect_four(x=x, w=w)
+    channels = w.shape[1] * groups
+    size = [
+        (extent - 1) * stride[n] - 2 * padding[2 * n] + dilation[n] * (taps - 1) + output_padding[n] + 1
+        for n, (extent, taps) in enumerate(zip(x.shape[2:], w.shape[2:], strict=True))
+    ]
+    for name, extra, step in zip(("height", "width"), output_padding, stride, strict=True):
+        if not 0 <= extra < step:
+            raise ArrayError(f"output_padding of the {name}={extra}: expected less than the stride {step}")
+    y = (x.shape[0], channels, *size)
+    _expect("w", w, x.dtype, (x.shape[1], *w.shape[1:]))
+    _expect("x", x, x.dtype, _output_size(x.dtype, y, w.shape, (stride, padding, dilation), groups))
+    if bias is not None:
+        _expect("bias", bias, x.dtype, (channels,))
+    return _empty(x, y)
 
 
 @torch.library.register_fake("autoconv::conv2d_wgrad", lib=_library)
@@ -285,6 +320,13 @@ def _dgrad_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     return to_dy, to_w, None, *[None] * len(ctx.rest)
 
 
+def _transposed_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    (x, w), (of_x, of_w, of_bias, *_), (_, *geometry) = ctx.saved_tensors, ctx.needs_input_grad, ctx.rest
+    dx = conv2d(dy, w, None, *geometry) if of_x else None
+    dw = conv2d_wgrad(dy, x, w.shape[2:], *geometry) if of_w else None
+    return dx, dw, dy.sum((0, 2, 3)) if of_bias else None, *[None] * len(ctx.rest)
+
+
 def _wgrad_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     (x, dy), (of_x, of_dy, *_) = ctx.saved_tensors, ctx.needs_input_grad
     to_x = conv2d_dgrad(dy, g, x.shape[2:], *ctx.rest) if of_x else None
@@ -294,4 +336,5 @@ def _wgrad_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
 
 _differentiable("conv2d", _forward_gradients)
 _differentiable("conv2d_dgrad", _dgrad_gradients)
+_differentiable("conv_transpose2d", _transposed_gradients)
 _differentiable("conv2d_wgrad", _wgrad_gradients)

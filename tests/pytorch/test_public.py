@@ -15,8 +15,10 @@ CODES = {"PR01", "PR02", "PR03", "RT01", "YD01", "GL08"}  # as for everything el
 def test_the_names_are_these() -> None:
     assert set(autoconv.torch.__all__) == {
         "Conv2d",
+        "ConvTranspose2d",
         "OptimizedModule",
         "conv2d",
+        "conv_transpose2d",
         "optimize",
         "replace_convolutions",
         "share_threads",
