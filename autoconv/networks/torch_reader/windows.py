@@ -72,13 +72,19 @@ def _convolution(rank: int | None, call: Call) -> str:
 
 
 def _own_convolution(call: Call) -> str:
-    """`autoconv.torch.conv2d`, whose padding is that of all four sides."""
+    """`autoconv.torch.conv2d` and `conv_transpose2d`, whose padding is that of all four sides."""
     top, bottom, left, right = call["padding"]
-    conv = Conv(
-        stride=call.pair("stride"), padding=((top, bottom), (left, right)), dilation=call.pair("dilation"),
-        groups=call["groups"],
-    )  # fmt: skip
-    y = call.add(conv, call.value("x"), call.value("w"))
+    geometry: dict[str, Any] = {
+        "stride": call.pair("stride"),
+        "padding": ((top, bottom), (left, right)),
+        "dilation": call.pair("dilation"),
+        "groups": call["groups"],
+    }
+    x, w = call.value("x"), call.value("w")
+    if call.has("output_padding"):
+        y = call.conv_transpose(ConvTranspose(**geometry, extra_size=call.pair("output_padding")), x, w)
+    else:
+        y = call.add(Conv(**geometry), x, w)
     return call.with_bias(y, call.value("bias")) if call.has("bias") else y
 
 
@@ -136,6 +142,7 @@ def _reduce(reduction: Literal["max", "mean", "sum"], call: Call) -> str:
 LOWERINGS: dict[str, Lowering] = {
     "aten::convolution": functools.partial(_convolution, None),
     "autoconv::conv2d": _own_convolution,
+    "autoconv::conv_transpose2d": _own_convolution,
     **{f"aten::conv{n}d{kind}": functools.partial(_convolution, n) for n in (1, 2) for kind in ("", ".padding")},
     "aten::conv_transpose1d": functools.partial(_convolution, 1),
     "aten::conv_transpose2d.input": functools.partial(_convolution, 2),
