@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -12,7 +14,19 @@ from autoconv.torch.operators import device_in_force
 from autoconv.tuning.choice import check_mode
 
 
-class Conv2d(torch.nn.Conv2d):
+class _Planned:
+    """How a module's convolution is planned."""
+
+    mode: str = "hybrid"
+    exact: bool = False
+    vendors: bool = True
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"mode": self.mode, "exact": self.exact, "vendors": self.vendors}
+
+
+class Conv2d(_Planned, torch.nn.Conv2d):
     """`torch.nn.Conv2d`, computed by `autoconv.torch.conv2d`; parameters and their names are the same.
 
     Parameters
@@ -44,20 +58,16 @@ class Conv2d(torch.nn.Conv2d):
     torch.Size([1, 3, 5, 5])
     """
 
-    mode: str = "hybrid"
-    exact: bool = False
-    vendors: bool = True
-
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
         padding = self.padding
         if self.padding_mode != "zeros":
             input = pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)  # noqa: A001
             padding = 0
         geometry = self.stride, padding, self.dilation, self.groups
-        return conv2d(input, weight, bias, *geometry, mode=self.mode, exact=self.exact, vendors=self.vendors)
+        return conv2d(input, weight, bias, *geometry, **self._options)
 
 
-class ConvTranspose2d(torch.nn.ConvTranspose2d):
+class ConvTranspose2d(_Planned, torch.nn.ConvTranspose2d):
     """`torch.nn.ConvTranspose2d`, computed by `autoconv.torch.conv_transpose2d`; its parameters have the same names.
 
     Parameters
@@ -90,10 +100,6 @@ class ConvTranspose2d(torch.nn.ConvTranspose2d):
     torch.Size([1, 3, 10, 10])
     """
 
-    mode: str = "hybrid"
-    exact: bool = False
-    vendors: bool = True
-
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002
         """The result, of a size among those that the stride leaves open.
 
@@ -110,9 +116,7 @@ class ConvTranspose2d(torch.nn.ConvTranspose2d):
         steps = [*self.stride], [*self.padding], [*self.kernel_size], 2, [*self.dilation]
         extra = self._output_padding(input, output_size, *steps)
         geometry = self.stride, self.padding, tuple(extra), self.groups, self.dilation
-        return conv_transpose2d(
-            input, self.weight, self.bias, *geometry, mode=self.mode, exact=self.exact, vendors=self.vendors
-        )
+        return conv_transpose2d(input, self.weight, self.bias, *geometry, **self._options)
 
 
 OURS = {torch.nn.Conv2d: Conv2d, torch.nn.ConvTranspose2d: ConvTranspose2d}
