@@ -23,6 +23,8 @@ from autoconv.networks.operators.base import (
     normalised_axis,
 )
 
+Affine = Literal["elements", "rows"]  # what a scale and a shift of normalised rows have numbers for
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pool(Operator):
@@ -204,7 +206,7 @@ class Normalization(Operator):
     axis: int
     epsilon: float
     centred: bool = True
-    affine: Literal["elements", "rows"] | None = None
+    affine: Affine | None = None
 
     def rows(self, shape: Sequence[int]) -> Pair:
         """How many rows an array of a shape has, and of how many elements."""

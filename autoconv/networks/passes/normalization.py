@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from autoconv.common.epilogue.expressions import Expression, constant_of, substituted
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import Elementwise, Normalization, Reduce
+from autoconv.networks.operators.pooling import Affine
 
 Array = np.ndarray[Any, Any]
-Affine = Literal["elements", "rows"]
 
 AFFINE: tuple[Affine, ...] = get_args(Affine)
 LEAST_ROWS = 32  # a row is one thread's: of fewer some would have none

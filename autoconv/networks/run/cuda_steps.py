@@ -111,7 +111,7 @@ class CudaStepMaker(StepMaker):
         if isinstance(operator, Softmax):
             return [self._unit(units.softmax(shape, operator.axis), node)]
         if isinstance(operator, Normalization):
-            period = self.graph.types[node.inputs[-1]].shape[0] if operator.affine else 1
+            period = self._period(node, operator)
             args = operator.axis, operator.epsilon, operator.centred, operator.affine, period
             return [Call(units.normalization(before, *args), (*map(Ref, (node.name, *node.inputs)), None, None)[:4])]
         if isinstance(operator, LRN):

@@ -284,11 +284,14 @@ class StepMaker:
 
     def _normalization(self, node: Node, operator: Normalization, shape: tuple[int, ...]) -> Call:
         """A kernel of the input, and perhaps a scale and a shift."""
-        period = self.graph.types[node.inputs[-1]].shape[0] if operator.affine else 1
-        args = *operator.rows(shape), operator.epsilon, operator.centred, operator.affine, period
+        args = *operator.rows(shape), operator.epsilon, operator.centred, operator.affine, self._period(node, operator)
         program = compiler.build(rows.emit_normalization, self._instruction_set, *args)
         x, scale, shift = (*map(Ref, node.inputs), None, None)[:3]
         return Call(program, (x, scale, Ref(node.name), shift, None, None))
+
+    def _period(self, node: Node, operator: Normalization) -> int:
+        """How many numbers its scale and its shift have."""
+        return self.graph.types[node.inputs[-1]].shape[0] if operator.affine else 1
 
     @property
     def _instruction_set(self) -> str:
