@@ -20,7 +20,6 @@ Array = Any  # a numpy.ndarray on a CPU, a cupy.ndarray on a GPU
 Params = Mapping[str, int | str]
 D = TypeVar("D", bound="Device", contravariant=True)
 
-# why a transform does not take a layer that `sees_padding_only`
 PADDING_ONLY = "every tap falls on padding: the result is 0, and rounding would make it something else"
 
 
@@ -132,6 +131,8 @@ class Algorithm(ABC, Generic[D]):
         Whether its candidates are a grid of whatever is legal, of which a search times a part; else all are timed.
     stands_in_for : str or None
         The faster algorithm that it replaces where that one cannot run.
+    finer : mapping
+        What a candidate's finer form has more: one that errs less, and is timed only where a tolerance asks for it.
     float32_bound : float
         Its `bound` in float32, where that is the same for all parameters.
     """
@@ -156,6 +157,7 @@ class Algorithm(ABC, Generic[D]):
     pool: ClassVar[str] = ""
     searched: ClassVar[bool] = False
     stands_in_for: ClassVar[str | None] = None
+    finer: ClassVar[Params] = {}
     float32_bound: ClassVar[float] = 2e-6  # of sums in whatever order, and of Fourier transforms
 
     def installed(self) -> bool:
@@ -229,8 +231,6 @@ class Algorithm(ABC, Generic[D]):
 
     def why_not(self, layer: ConvLayer, device: D, params: Params) -> list[str]:
         """Every reason against running these parameters on this layer; empty when it can run.
-
-        First what the family is not made for; where that is nothing, what it has against these parameters.
 
         Parameters
         ----------
@@ -326,7 +326,7 @@ class Algorithm(ABC, Generic[D]):
         """
         return bound_for(layer, self.float32_bound)
 
-    def usual_error(self, layer: ConvLayer, params: Params) -> float:
+    def usual_error(self, layer: ConvLayer, params: Params, rms: bool = False) -> float:
         """What a candidate errs of usual operands, most often within a factor of two or three.
 
         Parameters
@@ -334,6 +334,8 @@ class Algorithm(ABC, Generic[D]):
         layer : ConvLayer
         params : mapping
             One of `candidates`.
+        rms : bool
+            As if all places erred alike, by the root of the mean square, where some err more than others.
 
         Returns
         -------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
@@ -17,7 +17,10 @@ from autoconv.records.limits import Limits
 from autoconv.records.schema import Facts
 from autoconv.tuning.search.shortlist import shortlist
 
+# What an algorithm may make of parameters that are none of its own, in a record of any origin; or without its library.
+DISCREDITED = (ArithmeticError, LookupError, TypeError, ValueError, AutoconvError)
 FINER = 1.5  # times the least estimate: no more is paid for a smaller error
+MOST_LEFT = 0.9  # of the error of what a finer form is one of
 UNUSUAL = 3.0  # times the usual error: hardly a candidate errs more
 PRUNE_FACTOR = 12.0  # times the least estimate; estimates are within a factor of 3 or so of the truth
 
@@ -95,6 +98,19 @@ class CandidateSet:
                 except AutoconvError as error:  # its workspace is as a library says, and that is missing
                     self.reasons[candidate] = [str(error)]
         return found
+
+    @functools.cached_property
+    def finer(self) -> frozenset[Candidate]:
+        """The finer forms of those that can run: they are not listed, but may be asked for."""
+        able = (candidate for candidate in self.candidates if candidate not in self.reasons)
+        forms = (finer_form(self.algorithms[c.algorithm], self.layer, c) for c in able)
+        return frozenset(form.candidate for form in forms if form is not None)
+
+    def expectation(self, candidate: Candidate) -> Facts | None:
+        """What is predicted of one of them, or of a finer form of one; None of any other."""
+        if candidate not in self.expected and candidate in self.finer:
+            return expected(self.algorithms[candidate.algorithm], self.layer, self.device, candidate)
+        return self.expected.get(candidate)
 
     def against(self, candidate: Candidate) -> list[str]:
         """Why one of them cannot run; nothing is asked about the others."""
@@ -200,6 +216,25 @@ def _allowed_with(one: Algorithm[Any], other: Algorithm[Any]) -> bool:
 def least_estimate(layer: ConvLayer, device: Device) -> float:
     """Seconds that the quickest candidate of our own algorithms is expected to take."""
     return min(facts.time for facts in CandidateSet(layer, device, registry.own(device), frozenset()).expected.values())
+
+
+class FinerForm(NamedTuple):
+    """What errs less than a candidate and takes little longer, and which share of the error is usually left."""
+
+    candidate: Candidate
+    share: float
+
+
+def finer_form(algorithm: Algorithm[Any], layer: ConvLayer, candidate: Candidate) -> FinerForm | None:
+    """The finer form of a candidate; None where there is none that would err much less."""
+    if not algorithm.finer or algorithm.finer.keys() <= candidate.params.keys():
+        return None
+    params = {**candidate.params, **algorithm.finer}
+    try:
+        share = algorithm.usual_error(layer, params) / algorithm.usual_error(layer, candidate.params)
+    except DISCREDITED:
+        return None
+    return FinerForm(Candidate(candidate.algorithm, tuple(params.items())), share) if share < MOST_LEFT else None
 
 
 def expected(algorithm: Algorithm[Any], layer: ConvLayer, device: Device, candidate: Candidate) -> Facts:

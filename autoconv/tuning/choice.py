@@ -18,7 +18,7 @@ from autoconv.records.limits import ranking
 from autoconv.records.schema import Facts
 from autoconv.tuning.candidates import CandidateSet, expected
 from autoconv.tuning.lookup import Known, Request, credible, look_up, sizes
-from autoconv.tuning.racing import again, complete
+from autoconv.tuning.racing import again, complete, finer
 from autoconv.tuning.staleness import former_winner, resized, suffices
 
 MODES = ("profile", "hybrid", "heuristic", "cached")
@@ -88,6 +88,9 @@ def choose(request: Request, mode: object, once_more: bool = False) -> Choice:
     if timing and once_more and not known.timed:
         known = again(request)
         facts = known.facts
+    if timing and request.limits.tolerance is not None:
+        known = finer(request, known)
+        facts = known.facts
     facts, ranked = _ranked(request, facts)
     if ranked:
         return Choice(ranked[0], "profile" if known.timed else "cache", facts, lambda: ranked, known.timed)
@@ -156,7 +159,7 @@ def _named(request: Request, known: Known, mode: str) -> Choice:
     facts = known.facts.get(candidate)
     if facts is None or not facts.timed or not credible(request, candidate, facts):  # else it was listed once
         offered = request.family(candidate.algorithm)
-        if candidate not in offered.candidates:
+        if candidate not in offered.candidates and candidate not in offered.finer:
             _refuse_name(request, mode)
         if reasons := offered.against(candidate):
             raise PlanError(f"{candidate} cannot run {request.layer}: {'; '.join(reasons)}")

@@ -10,16 +10,12 @@ from typing import Any
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.device import Device
-from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
 from autoconv.records.limits import Limits
 from autoconv.records.schema import Facts, Race, Record
-from autoconv.tuning.candidates import CandidateSet
+from autoconv.tuning.candidates import DISCREDITED, CandidateSet
 from autoconv.tuning.measurement import Progress
-
-# What an algorithm may make of parameters that are none of its own, in a record of any origin; or without its library.
-DISCREDITED = (ArithmeticError, LookupError, TypeError, ValueError, AutoconvError)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import sys
 import threading
 import uuid
@@ -19,6 +20,7 @@ from autoconv.device import Device
 from autoconv.records.failures import starved
 from autoconv.records.limits import Limits, equally_fast, ranking
 from autoconv.records.schema import Facts, Race, Record
+from autoconv.tuning.candidates import finer_form
 from autoconv.tuning.lookup import Known, Request, credible, known_from, look_up, on_record
 from autoconv.tuning.measurement import Event, Measurement, failed
 from autoconv.tuning.search.nearby import recall, winners
@@ -118,6 +120,30 @@ def challenge(request: Request, candidates: Sequence[Candidate]) -> Known:
         known = look_up(request)
         new = [candidate for candidate in candidates if _unknown(request, known, candidate)]
         return _race(request, known, _Left(new)) if new else known
+
+
+def finer(request: Request, known: Known) -> Known:
+    """What is known after a race of finer forms of those that a tolerance leaves out, as far as they might win.
+
+    Parameters
+    ----------
+    request : Request
+    known : Known
+        After all else has been timed.
+    """
+    limits, found = request.limits, dict[Candidate, float]()
+    allowed = ranking(known.facts, limits, request.layer.bytes)
+    least = min((limits.cost(known.facts[candidate]) for candidate in allowed), default=math.inf)
+    for candidate, facts in known.facts.items() if limits.tolerance is not None else ():
+        if facts.timed and limits.cost(facts) < least:
+            form = finer_form(request.algorithms[candidate.algorithm], request.layer, candidate)
+            if form is not None and not limits.why_not(replace(facts, error=form.share * facts.error)):
+                found[form.candidate] = limits.cost(facts)
+    chosen = [form for form in sorted(found, key=found.__getitem__) if form not in known.facts][:NEAREST]
+    if not chosen:
+        return known
+    challenged = challenge(request, chosen)
+    return replace(challenged, timed=known.timed + challenged.timed)
 
 
 @dataclass(frozen=True)
@@ -282,7 +308,7 @@ def _admitted(
     admitted = []
     for candidate in candidates:
         algorithm = request.algorithms[candidate.algorithm]
-        expected = request.candidate_set.expected.get(candidate, timed.get(candidate))
+        expected = request.candidate_set.expectation(candidate) or timed.get(candidate)
         if expected is None:  # on record before its algorithm changed
             refused[candidate] = failed(algorithm, "it is not a candidate of this layer")
         elif (need := expected.workspace + expected.packed) > free // 2:

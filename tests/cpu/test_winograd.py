@@ -74,6 +74,23 @@ def test_errs_as_is_usual(C: int, m: str, R: int) -> None:
     assert 1 / 3 < reference.error(got, want, magnitude) / WINOGRAD.usual_error(layer, params) < 3
 
 
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("C", [64, 150, 512])
+def test_finer_forms_err_less_by_as_much_as_is_usual(C: int, instruction_set: str) -> None:
+    layer, device = ConvLayer(N=1, C=C, H=21, W=28, K=40, R=3, S=3, padding=1), device_with(instruction_set, 2)
+    x, w, _, _ = given = operands(layer)
+    want, params = reference.convolve(layer, x, w), {"m": "4x7", "rows": 2, "coop": 0}
+    finer = {**params, **WINOGRAD.finer}
+
+    def rms(params: Params) -> float:
+        got = run_guarded(WINOGRAD, layer, device, Candidate("winograd", tuple(params.items())), given, "after")
+        return float(np.sqrt(np.mean((got - want) ** 2)))
+
+    usual = WINOGRAD.usual_error(layer, finer) / WINOGRAD.usual_error(layer, params)
+    assert 0.5 < usual < 0.85
+    assert rms(finer) == pytest.approx(usual * rms(params), rel=0.1)
+
+
 @pytest.mark.parametrize("padding", [0, 1, ((1, 0), (0, 3)), 4])
 @pytest.mark.parametrize("W", [7, 8, 9, 17, 32, 47])
 def test_rows_of_any_width(W: int, padding: Any) -> None:

@@ -10,6 +10,7 @@ from autoconv.cpu.codegen.ir import Function, Value, Var
 # Products added one after the other; at half as many, adding up their sums starts to take time.
 SUM_TERMS = 512
 WINOGRAD_TERMS = 128  # of the points of tiles, whose errors the inverse transform makes larger
+FINER_TERMS = 32  # of those where less error is worth a little time
 
 
 def channels_of_sum(taps: int, multiple: int = 1) -> int:

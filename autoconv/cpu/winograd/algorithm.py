@@ -18,6 +18,7 @@ from autoconv.algorithm import Params
 from autoconv.cpu.common.algorithm import Emitter
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.common.grid import batches, parts
+from autoconv.cpu.common.sums import FINER_TERMS, WINOGRAD_TERMS
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine.cached import cached_for_model
 from autoconv.cpu.machine.model import Machine
@@ -32,6 +33,7 @@ from autoconv.cpu.winograd.geometry import (
     WinogradTiling,
     cap,
     refusals_of,
+    share_of_error,
     single_channels,
     sizes,
     usual_error,
@@ -60,20 +62,28 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
     directions = ("fwd", "dgrad")
     groupings = ("dense", "grouped")
     spreads_nonfinite = True
+    finer: ClassVar[Params] = {"terms": FINER_TERMS}  # sums in shorter parts
     emitter: ClassVar[Emitter] = staticmethod(emit)
-    cuts: ClassVar[tuple[str, ...]] = ("rows", "coop")  # parameters of how tiles are cut into chunks
 
     def tiling(
-        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], *, rows: int, coop: int
+        self,
+        layer: ConvLayer,
+        device: CPU,
+        c: Correlation,
+        m: tuple[int, int],
+        *,
+        rows: int,
+        coop: int,
+        terms: int = WINOGRAD_TERMS,
     ) -> WinogradTiling:
         """How one correlation of a layer is cut."""
         how = c, device.instruction_set, layer.accumulator.itemsize, device.threads, m, rows, coop
-        tiling = WinogradTiling(*how)
-        return StreamedTiling(*how) if worth_fetching(layer, tiling, device.machine) else tiling
+        tiling = WinogradTiling(*how, terms=terms)
+        return StreamedTiling(*how, terms=terms) if worth_fetching(layer, tiling, device.machine) else tiling
 
     def tilings(self, layer: ConvLayer, device: CPU, params: Params) -> tuple[WinogradTiling, ...]:
         """How each of them is."""
-        cuts = {name: int(params[name]) for name in self.cuts}
+        cuts = {name: int(params[name]) for name in ("rows", "coop", "terms") if name in params}
         return _tilings(self.tiling, layer, device, outputs(params), **cuts)
 
     def sizes(self, axis: CorrelationAxis) -> Sequence[int]:
@@ -112,8 +122,12 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, self.cap(itertools.chain.from_iterable(self._axes(layer, params))))
 
-    def usual_error(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, max(usual_error(*axes, terms(layer)) for axes in self._axes(layer, params)))
+    def usual_error(self, layer: ConvLayer, params: Params, rms: bool = False) -> float:
+        channels = (layer.K if layer.direction == "dgrad" else layer.C) // layer.groups
+        share = share_of_error(channels, int(params.get("terms", WINOGRAD_TERMS)))
+        return bound_for(
+            layer, share * max(usual_error(*axes, terms(layer), rms) for axes in self._axes(layer, params))
+        )
 
     def _axes(self, layer: ConvLayer, params: Params) -> Iterator[tuple[WinogradAxis, WinogradAxis]]:
         """Of each correlation."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from autoconv.algorithm import Params
 from autoconv.common.winograd_math import Transforms
@@ -51,8 +50,6 @@ class CompactAxis(WinogradAxis):
 @dataclass(frozen=True)
 class CompactTiling(WinogradTiling):
     """One correlation in tiles of m x m outputs, its filters transformed `terms` of the sum at a time."""
-
-    terms: int
 
     @functools.cached_property
     def rows(self) -> CompactAxis:
@@ -199,7 +196,6 @@ class WinogradCompact(Winograd):
 
     name = "winograd.compact"
     emitter = staticmethod(emit)
-    cuts: ClassVar[tuple[str, ...]] = ("rows", "coop", "terms")
 
     def tiling(
         self,
@@ -213,7 +209,7 @@ class WinogradCompact(Winograd):
         terms: int = WINOGRAD_TERMS,
     ) -> CompactTiling:
         where = device.instruction_set, layer.accumulator.itemsize, device.threads
-        return CompactTiling(c, *where, m, rows, coop, terms)
+        return CompactTiling(c, *where, m, rows, coop, terms=terms)
 
     def worth_listing(self, tiling: WinogradTiling) -> bool:
         return tiling.tile_rows * tiling.columns.tiles <= MOST_TILES

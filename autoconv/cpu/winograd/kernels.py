@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from autoconv.cpu.codegen.ir import LINE, Function, Module, Type, Value, Var, i64, ptr
-from autoconv.cpu.common.sums import WINOGRAD_TERMS
 from autoconv.cpu.transform import kernels
 from autoconv.cpu.transform.ahead import fetch_part, input_region, new_input, output, output_region
 from autoconv.cpu.transform.filters import FilterStage
@@ -107,15 +106,17 @@ class WinogradWriter(kernels.TransformWriter[W]):
             self.multiply(k, source, filters, sums, count, (following + block * (lines * line), lines))
 
         whole, rest = divmod(tiling.depth, lanes)
-        blocks = WINOGRAD_TERMS // lanes
+        blocks = tiling.terms // lanes
         parted = whole > blocks
         if parted:
             nothing = k.zero(self.real, lanes)
-            self.keep_sums(k, sums, out, added=False)
             with k.loop(0, whole, blocks) as start:
                 with k.loop(start, k.min(start + blocks, whole)) as block:
                     terms(block, lanes)
-                self.keep_sums(k, sums, out, added=True)
+                with k.if_(start > 0):
+                    self.keep_sums(k, sums, out, added=True)
+                with k.else_():
+                    self.keep_sums(k, sums, out, added=False)
                 for var in itertools.chain.from_iterable(sums):
                     var.set(nothing)
         elif whole:

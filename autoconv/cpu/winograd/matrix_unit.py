@@ -14,6 +14,7 @@ from autoconv.accuracy import USUAL
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen.ir import Module
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
+from autoconv.cpu.common.sums import WINOGRAD_TERMS
 from autoconv.cpu.common.tiles.algorithm import X3_BOUND, TileAlgorithm, with_few_terms
 from autoconv.cpu.device import CPU
 from autoconv.cpu.transform import kernels
@@ -61,12 +62,21 @@ class WinogradMatrix(TileAlgorithm, Winograd):
     emitter = staticmethod(emit)
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
     products: ClassVar[dict[str, int]] = {"float32": 6}
+    finer: ClassVar[Params] = {}  # a unit adds up in its own way
 
     def tiling(
-        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], *, rows: int, coop: int
+        self,
+        layer: ConvLayer,
+        device: CPU,
+        c: Correlation,
+        m: tuple[int, int],
+        *,
+        rows: int,
+        coop: int,
+        terms: int = WINOGRAD_TERMS,
     ) -> WinogradMatrixTiling:
         where, unit = (device.instruction_set, layer.accumulator.itemsize, device.threads), device.matrix_unit or ""
-        return WinogradMatrixTiling(c, *where, m, rows, coop, unit, self.products[layer.dtype])
+        return WinogradMatrixTiling(c, *where, m, rows, coop, unit, self.products[layer.dtype], terms=terms)
 
 
 class WinogradMatrixX3(WinogradMatrix):
@@ -94,7 +104,7 @@ class WinogradMatrixX3(WinogradMatrix):
     def cap(self, axes: Iterable[WinogradAxis]) -> float:
         return max(X3_BOUND if axis.tile <= 4 else 3e-5 for axis in axes)
 
-    def usual_error(self, layer: ConvLayer, params: Params) -> float:
+    def usual_error(self, layer: ConvLayer, params: Params, rms: bool = False) -> float:
         return USUAL * self.bound(layer, params)  # three products err more than transforms
 
 

@@ -175,11 +175,11 @@ class Polyphase(Algorithm[CPU]):
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return self.inner.bound(unit_stride_layer(layer), params)
 
-    def usual_error(self, layer: ConvLayer, params: Params) -> float:
+    def usual_error(self, layer: ConvLayer, params: Params, rms: bool = False) -> float:
         """What transforms err, of the inner algorithm; sums only by the gradient's own terms, as zeros add nothing."""
         if self.exact:
-            return super().usual_error(layer, params)
-        return self.inner.usual_error(unit_stride_layer(layer), params)
+            return super().usual_error(layer, params, rms)
+        return self.inner.usual_error(unit_stride_layer(layer), params, rms)
 
     def build(self, layer: ConvLayer, device: CPU, params: Params) -> Kernel:
         some, inner = _in_cache(layer, device)
