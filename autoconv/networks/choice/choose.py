@@ -15,7 +15,7 @@ from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.candidate import best_in_network
-from autoconv.networks.choice.errors import EXACT
+from autoconv.networks.choice.errors import EXACT, unmixed
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
@@ -118,14 +118,15 @@ def plans_for(
         As `plan` does, and for a limit that the arrays alone exceed.
     """
     limit, wanted = options.memory_limit, options.of_layers(device)
-    graph, nodes = parts.graph, views.computed
+    graph, nodes, kept = parts.graph, views.computed, unmixed(parts.whole)
     first = {parts.origin(node.name): node for node in reversed(nodes)}
     layers = {name: layer for name, node in reversed(first.items()) if (layer := layer_of(graph, node)) is not None}
     times = Counter(parts.origin(node.name) for node in nodes)
 
     def choose(name: str, candidates: Mapping[str, str], wanted: Mapping[str, Any]) -> Plan:
-        ends, price = name in graph.outputs.values(), prices.get(name, 0.0) / times[name]  # its error counts once
-        return _plan(graph, first[name], ends, layers[name], candidates.get(name), mode, wanted, price)
+        price = prices.get(name, 0.0) / times[name]  # its error counts once
+        fate = name not in graph.outputs.values(), name not in kept
+        return _plan(graph, first[name], fate, layers[name], candidates.get(name), mode, wanted, price)
 
     plans = {name: choose(name, candidates, wanted) for name in layers}
     if limit is None:
@@ -193,20 +194,20 @@ def _with_weights(graph: Graph, node: Node, options: Mapping[str, Any]) -> dict[
 def _plan(
     graph: Graph,
     node: Node,
-    ends: bool,
+    fate: tuple[bool, bool],
     layer: ConvLayer,
     candidate: str | None,
     mode: str,
     options: Mapping[str, Any],
     price: float,
 ) -> Plan:
-    """A plan for a node; for one whose array is an output, by what was measured, as nobody reads it then."""
+    """A plan for a node, by what was measured and by its fate: whether its array is read, and its places mixed."""
     wanted = _with_weights(graph, node, options)
     if candidate is not None:
         with contextlib.suppress(PlanError):  # of another version, say: then as if nothing were known
             return plan(layer, candidate, **wanted)
     made = plan_alone(graph, node, layer, mode, options, price)
-    best = best_in_network(made, wanted["device"], price, read=not ends)
+    best = best_in_network(made, wanted["device"], price, *fate)
     if best != str(made.candidate):
         with contextlib.suppress(PlanError):  # one that cannot run today, as with another model of the machine
             return plan(layer, best, **wanted)
