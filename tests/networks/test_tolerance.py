@@ -25,12 +25,12 @@ from autoconv.layer import ConvLayer
 from autoconv.networks.choice import choose, layout_choice, tolerance
 from autoconv.networks.choice.candidate import best_in_network, finer_error
 from autoconv.networks.choice.choose import plan_alone, plans_for
-from autoconv.networks.choice.errors import EXACT, combined, sensitivities
+from autoconv.networks.choice.errors import EXACT, Price, combined, sensitivities
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.tolerance import check_error, chosen_within
 from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
-from autoconv.networks.operators import Conv, TensorType
+from autoconv.networks.operators import Conv, Reduce, TensorType
 from autoconv.networks.passes.batch_split import split
 from autoconv.networks.run.memory import Views
 from autoconv.records.cache import TuningCache
@@ -149,7 +149,7 @@ def test_an_error_has_its_price_once_for_all_parts_of_a_batch(monkeypatch: pytes
     for images, wanted in (({}, "winograd[m=2]"), ({"c0": 2}, "winograd[m=2]"), ({"c0": 1}, "winograd[m=7]")):
         parts = split(graph, images)
         plans = plans_for(
-            parts, Views(parts.graph), CPU.current(), NetworkOptions.of({}), {}, "heuristic", {"c0": price}
+            parts, Views(parts.graph), CPU.current(), NetworkOptions.of({}), {}, "heuristic", {"c0": Price(price)}
         )
         assert plans["c0"].candidate == wanted
 
@@ -201,18 +201,18 @@ def test_finer_forms_are_asked_for_where_they_might_win() -> None:
     layer = ConvLayer(N=1, C=128, H=28, W=28, K=128, R=3, S=3, padding=1)
     made: Any = SimpleNamespace(layer=layer, candidate="", ranking=[*facts], timings=timings, facts=facts)
     low, high, higher = (seconds / 1e-10 for seconds in (0.1, 0.6, 5.0))
-    assert finer_error(made, CPU.current(), low, True, False) == pytest.approx(0.6e-5, rel=0.1), (
+    assert finer_error(made, CPU.current(), Price(low, mixed=False)) == pytest.approx(0.6e-5, rel=0.1), (
         "as the price makes it worth some"
     )
-    assert finer_error(made, CPU.current(), high, True, False) == pytest.approx(0.6e-5, rel=0.1)
-    assert finer_error(made, CPU.current(), higher, True, False) == pytest.approx(0.6e-6, rel=0.1), (
+    assert finer_error(made, CPU.current(), Price(high, mixed=False)) == pytest.approx(0.6e-5, rel=0.1)
+    assert finer_error(made, CPU.current(), Price(higher, mixed=False)) == pytest.approx(0.6e-6, rel=0.1), (
         "where the other is chosen"
     )
     for name in [*facts]:
         form = name.replace("]", ",terms=32]")
         facts[form], timings[form] = Facts("", time=9.0, error=1e-9), 9.0
     made.ranking = [*facts]
-    assert finer_error(made, CPU.current(), high, True, False) is None, "as they were timed"
+    assert finer_error(made, CPU.current(), Price(high, mixed=False)) is None, "as they were timed"
 
 
 USUAL = {"winograd[m=7]": (1.0, 1e-5), "winograd[m=4]": (1.4, 5e-7), "direct": (2.0, 1e-7)}
@@ -233,6 +233,18 @@ def test_without_a_limit_a_network_errs_a_few_times_what_exact_algorithms_do(
     exact = {name: exact_error(made.layer) for name, made in plans.items()}
     most = combined(dict.fromkeys(plans, 5e-07), sensitivities(graph))
     assert most <= EXACT * combined(exact, sensitivities(graph)) < 2 * most
+
+
+def test_prices_are_of_worst_places_where_a_network_has_images_as_outputs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Pretended(monkeypatch, {8: dict(USUAL), 16: dict(USUAL)})
+    options = NetworkOptions.of({"cache": TuningCache(tmp_path, None)})
+    graph = chain([8, 16])
+    for mixed in (False, True):
+        prices = chosen_within(graph, CPU.current(), options, "heuristic").prices
+        assert {name: price.mixed for name, price in prices.items()} == {"c0": mixed, "c1": mixed}
+        graph.outputs["y"] = graph.add("mean", Reduce("mean", (2, 3)), graph.outputs["y"])
 
 
 def test_what_rounds_more_than_float32_has_no_limit_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -343,7 +355,7 @@ def test_error_costs_what_its_price_says() -> None:
     layer = ConvLayer(N=1, C=4, H=7, W=7, K=8, R=1, S=1)
     made: Any = SimpleNamespace(layer=layer, candidate="a", ranking=["a", "b"], timings=timings, facts=facts)
     for price, best in ((0.0, "a"), (0.6e11, "a"), (0.65e11, "b")):
-        assert best_in_network(made, CPU.current(), price) == best
+        assert best_in_network(made, CPU.current(), Price(price)) == best
 
 
 @kernels

@@ -18,13 +18,13 @@ from autoconv.cpu.direct import geometry
 from autoconv.cpu.numpy.common import NumpyAlgorithm
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
-from autoconv.networks.choice.errors import error_by
+from autoconv.networks.choice.errors import FREE, Price, error_by
 from autoconv.plans import Plan
 from autoconv.records.limits import cooperates, noise
 from autoconv.tuning.candidates import finer_form
 
 
-def best_in_network(made: Plan, device: Device, price: float = 0.0, read: bool = True, mixed: bool = True) -> str:
+def best_in_network(made: Plan, device: Device, price: Price = FREE, read: bool = True) -> str:
     """The best candidate of a layer in a network.
 
     A layer alone is timed without anybody reading its output. What it stored past the caches has to be fetched from
@@ -36,12 +36,10 @@ def best_in_network(made: Plan, device: Device, price: float = 0.0, read: bool =
     made : Plan
         The layer's, alone.
     device : Device
-    price : float
-        Seconds that one more of the square of its error costs.
+    price : Price
+        Of its error.
     read : bool
         Whether somebody in the network reads its output.
-    mixed : bool
-        As for `error_by`.
 
     Returns
     -------
@@ -51,9 +49,9 @@ def best_in_network(made: Plan, device: Device, price: float = 0.0, read: bool =
     timed = timed_in_network(made, device)
     if not timed:
         return str(made.candidate)
-    if not (read or price):
+    if not (read or price.seconds):
         return str(made.candidate) if str(made.candidate) in timed else timed[0]
-    return min(timed, key=lambda name: cost(made, device, name, price, read, mixed))
+    return min(timed, key=lambda name: cost(made, device, name, price, read))
 
 
 def timed_in_network(made: Plan, device: Device) -> list[str]:
@@ -69,32 +67,30 @@ def timed_in_network(made: Plan, device: Device) -> list[str]:
     return [name for name in timed if Candidate.parse(name).algorithm not in numpy] or timed
 
 
-def cost(
-    made: Plan, device: Device, candidate: str, price: float = 0.0, read: bool = True, mixed: bool = True
-) -> float:
+def cost(made: Plan, device: Device, candidate: str, price: Price = FREE, read: bool = True) -> float:
     """Seconds of a candidate that was timed, what others wait for it and what its error costs among them.
 
     Of two that are equally fast, as far as times can tell, the one whose threads work on their own costs less.
     """
     waiting = fetching(made.layer, device, candidate) + passing(made.layer, device, candidate) if read else 0.0
-    erring = price * error_by(made, candidate, device, mixed) ** 2 if price else 0.0
+    erring = price.of(error_by(made, candidate, device, price.mixed)) if price.seconds else 0.0
     doubt = noise(*[made.facts[candidate]] * 2) if cooperates(Candidate.parse(candidate)) else 0.0
     return made.timings[candidate] * (1 + doubt) + waiting + erring
 
 
-def finer_error(made: Plan, device: Device, price: float, read: bool, mixed: bool) -> float | None:
+def finer_error(made: Plan, device: Device, price: Price, read: bool = True) -> float | None:
     """What a finer form of a candidate is expected to err at worst that would be chosen if it took no longer, or None.
 
     Parameters as for `best_in_network`.
     """
-    algorithms, best = registry.by_name(device), best_in_network(made, device, price, read, mixed)
-    least, error = cost(made, device, best, price, read, mixed) if best in made.timings else 0.0, None
+    algorithms, best = registry.by_name(device), best_in_network(made, device, price, read)
+    least, error = cost(made, device, best, price, read) if best in made.timings else 0.0, None
     for candidate in timed_in_network(made, device):
         parsed = Candidate.parse(candidate)
         form = finer_form(algorithms[parsed.algorithm], made.layer, parsed)
         if form is not None and str(form.candidate) not in made.timings:
-            erring = form.share * error_by(made, candidate, device, mixed)
-            seconds = cost(made, device, candidate, read=read) + price * erring**2
+            erring = price.of(form.share * error_by(made, candidate, device, price.mixed))
+            seconds = cost(made, device, candidate, read=read) + erring
             if seconds < least:
                 least, error = seconds, form.share * error_by(made, candidate, device, mixed=False)
     return error

@@ -15,7 +15,7 @@ from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.candidate import best_in_network
-from autoconv.networks.choice.errors import EXACT, unmixed
+from autoconv.networks.choice.errors import EXACT, FREE, Price
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
@@ -35,7 +35,7 @@ def planned(
     device: Device,
     options: NetworkOptions,
     mode: str,
-    prices: Mapping[str, float] = MappingProxyType({}),
+    prices: Mapping[str, Price] = MappingProxyType({}),
 ) -> Planned:
     """The graph in the layouts and in the parts of the batch that were chosen, and a plan for every layer.
 
@@ -83,7 +83,7 @@ def plans_for(
     options: NetworkOptions,
     candidates: Mapping[str, str],
     mode: str,
-    prices: Mapping[str, float] = MappingProxyType({}),
+    prices: Mapping[str, Price] = MappingProxyType({}),
 ) -> dict[str, Plan]:
     """A plan for every layer, a known candidate where there is one; all parts of the batch have one plan.
 
@@ -104,8 +104,8 @@ def plans_for(
         Of layers, by the names of their nodes.
     mode : str
         As for `plan`.
-    prices : mapping of str to float
-        Seconds that the square of a layer's error costs, by the name of its node.
+    prices : mapping of str to Price
+        What a layer's error costs, by the name of its node.
 
     Returns
     -------
@@ -118,15 +118,14 @@ def plans_for(
         As `plan` does, and for a limit that the arrays alone exceed.
     """
     limit, wanted = options.memory_limit, options.of_layers(device)
-    graph, nodes, kept = parts.graph, views.computed, unmixed(parts.whole)
+    graph, nodes = parts.graph, views.computed
     first = {parts.origin(node.name): node for node in reversed(nodes)}
     layers = {name: layer for name, node in reversed(first.items()) if (layer := layer_of(graph, node)) is not None}
     times = Counter(parts.origin(node.name) for node in nodes)
 
     def choose(name: str, candidates: Mapping[str, str], wanted: Mapping[str, Any]) -> Plan:
-        price = prices.get(name, 0.0) / times[name]  # its error counts once
-        fate = name not in graph.outputs.values(), name not in kept
-        return _plan(graph, first[name], fate, layers[name], candidates.get(name), mode, wanted, price)
+        ends, price = name in graph.outputs.values(), prices.get(name, FREE).share(times[name])  # its error counts once
+        return _plan(graph, first[name], ends, layers[name], candidates.get(name), mode, wanted, price)
 
     plans = {name: choose(name, candidates, wanted) for name in layers}
     if limit is None:
@@ -170,7 +169,7 @@ def scratch_bytes(made: Plan) -> int:
     return rounded(alone) + packed if packed else alone
 
 
-def plan_alone(graph: Graph, node: Node, layer: ConvLayer, mode: str, options: Mapping[str, Any], price: float) -> Plan:
+def plan_alone(graph: Graph, node: Node, layer: ConvLayer, mode: str, options: Mapping[str, Any], price: Price) -> Plan:
     """What is known of a layer; by estimates where nothing is.
 
     Where error has a price, of those that usually err no more than a whole network may unless told otherwise; of exact
@@ -178,9 +177,9 @@ def plan_alone(graph: Graph, node: Node, layer: ConvLayer, mode: str, options: M
     """
     wanted = _with_weights(graph, node, options)
     made = plan(layer, mode, **wanted, build=False)  # it may not be the one
-    if made.timings or not price or mode != "heuristic":
+    if made.timings or not price.seconds or mode != "heuristic":
         return made
-    if math.isfinite(price):
+    if math.isfinite(price.seconds):
         with contextlib.suppress(PlanError):
             return plan(layer, mode, **{**wanted, "tolerance": UNUSUAL * EXACT * exact_error(layer)})
     return plan(layer, mode, **{**wanted, "exact": True})
@@ -194,20 +193,20 @@ def _with_weights(graph: Graph, node: Node, options: Mapping[str, Any]) -> dict[
 def _plan(
     graph: Graph,
     node: Node,
-    fate: tuple[bool, bool],
+    ends: bool,
     layer: ConvLayer,
     candidate: str | None,
     mode: str,
     options: Mapping[str, Any],
-    price: float,
+    price: Price,
 ) -> Plan:
-    """A plan for a node, by what was measured and by its fate: whether its array is read, and its places mixed."""
+    """A plan for a node; for one whose array is an output, by what was measured, as nobody reads it then."""
     wanted = _with_weights(graph, node, options)
     if candidate is not None:
         with contextlib.suppress(PlanError):  # of another version, say: then as if nothing were known
             return plan(layer, candidate, **wanted)
     made = plan_alone(graph, node, layer, mode, options, price)
-    best = best_in_network(made, wanted["device"], price, *fate)
+    best = best_in_network(made, wanted["device"], price, read=not ends)
     if best != str(made.candidate):
         with contextlib.suppress(PlanError):  # one that cannot run today, as with another model of the machine
             return plan(layer, best, **wanted)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from autoconv import registry
 from autoconv.accuracy import RELATIVE, terms
@@ -104,6 +105,32 @@ def unmixed(graph: Graph) -> frozenset[str]:
         if node.name in found and math.prod(graph.types[node.name].shape[2:]) > 1:
             found.update(node.inputs)
     return frozenset(found)
+
+
+class Price(NamedTuple):
+    """What a layer's error costs in a network.
+
+    Attributes
+    ----------
+    seconds : float
+        For the square of the error.
+    mixed : bool
+        Whether it is the error that counts where places are mixed, as for `error_by`.
+    """
+
+    seconds: float = 0.0
+    mixed: bool = True
+
+    def share(self, parts: float) -> Price:
+        """The price of one of so many parts."""
+        return self._replace(seconds=self.seconds / parts)
+
+    def of(self, error: float) -> float:
+        """Seconds that an error costs; none where the price is none, or the error."""
+        return self.seconds * error**2 if self.seconds and error else 0.0
+
+
+FREE = Price()
 
 
 def error_by(made: Plan, candidate: str, device: Device, mixed: bool) -> float:

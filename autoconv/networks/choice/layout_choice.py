@@ -21,6 +21,7 @@ from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer, Layout
 from autoconv.networks.choice.candidate import best_in_network, cost
+from autoconv.networks.choice.errors import FREE, Price
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.solver import least
 from autoconv.networks.choice.times import OperatorTimes
@@ -51,7 +52,7 @@ def arrays_in_nhwc(
     device: Device,
     options: NetworkOptions,
     mode: str,
-    prices: Mapping[str, float] = MappingProxyType({}),
+    prices: Mapping[str, Price] = MappingProxyType({}),
 ) -> frozenset[str]:
     """The nodes of a graph that are computed in NHWC where the least time in all is wanted.
 
@@ -68,8 +69,8 @@ def arrays_in_nhwc(
     options : NetworkOptions
     mode : str
         As for `plan`.
-    prices : mapping of str to float
-        Seconds that the square of a layer's error costs, by the name of its node.
+    prices : mapping of str to Price
+        What a layer's error costs, by the name of its node.
 
     Returns
     -------
@@ -87,7 +88,7 @@ def arrays_in_nhwc(
         if (layer := layer_of(graph, node)) is not None and channels_last(graph, node) is not None
     }
     times = _LayerTimes(device, options, mode)
-    if not any(times.promising(layer, prices.get(name, 0.0)) for name, layer in layers.items()):
+    if not any(times.promising(layer, prices.get(name, FREE)) for name, layer in layers.items()):
         return frozenset()
     between = OperatorTimes(device, options.cache, measure=mode in TIMING)
     free = Views(graph, device.alignment, device.pitched).free
@@ -112,14 +113,14 @@ class _LayerTimes:
         self._last: dict[ConvLayer, Plan | None] = {}
         self._hopes: dict[ConvLayer, float] = {}  # of those that have not been timed in NHWC
 
-    def first(self, layer: ConvLayer, price: float = 0.0) -> float:
+    def first(self, layer: ConvLayer, price: Price = FREE) -> float:
         """In NCHW; 0 where nothing is on record, so that nothing is quicker."""
         if layer not in self._first:
             self._first[layer] = self._recorded(layer, self._mode)
         found = self._first[layer]
         return cost(found, self._device, self._best(found, price), price) if found is not None else 0.0
 
-    def last(self, layer: ConvLayer, price: float = 0.0) -> float:
+    def last(self, layer: ConvLayer, price: Price = FREE) -> float:
         """In NHWC, or the least that one may expect of timing it; infinite where it is not to be."""
         if layer not in self._last:
             self._last[layer] = self._recorded(layer.replace(layout="NHWC"), "cached")
@@ -138,7 +139,7 @@ class _LayerTimes:
         """Whether the time in NHWC is one that nobody took."""
         return layer in self._hopes
 
-    def promising(self, layer: ConvLayer, price: float = 0.0) -> bool:
+    def promising(self, layer: ConvLayer, price: Price = FREE) -> bool:
         """Whether it may be quicker in NHWC."""
         last = self.last(layer, price)
         return last < NO and last < self.first(layer, price)
@@ -148,13 +149,13 @@ class _LayerTimes:
         del self._hopes[layer]
         self._last[layer] = self._recorded(layer.replace(layout="NHWC"), self._mode)
 
-    def _best(self, made: Plan, price: float) -> str:
+    def _best(self, made: Plan, price: Price) -> str:
         return best_in_network(made, self._device, price)
 
     def _recorded(self, layer: ConvLayer, mode: str) -> Plan | None:
         with contextlib.suppress(PlanError):
             made = plan(layer, mode, **self._options, build=False)
-            if self._best(made, 0.0) in made.timings:
+            if self._best(made, FREE) in made.timings:
                 return made
         return None
 
@@ -169,7 +170,7 @@ def _chosen(
     layers: Mapping[str, ConvLayer],
     times: _LayerTimes,
     between: OperatorTimes,
-    prices: Mapping[str, float],
+    prices: Mapping[str, Price],
     free: Collection[str],
 ) -> frozenset[str]:
     """The arrays that are in NHWC when the sum of all times is least; in NCHW, some nodes are free."""
@@ -183,7 +184,7 @@ def _chosen(
         moved = channels_last(graph, node) if node is not None else None
         first, last = 0.0, NO
         if name in layers:
-            layer, price = layers[name], prices.get(name, 0.0)
+            layer, price = layers[name], prices.get(name, FREE)
             first, last = times.first(layer, price), times.last(layer, price)
         elif node is not None and moved is not None:
             first, last = _between(graph, node, moved, between, free)

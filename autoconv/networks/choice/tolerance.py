@@ -24,7 +24,7 @@ from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.networks.choice.candidate import best_in_network, cost, finer_error, timed_in_network
 from autoconv.networks.choice.choose import plan_alone
-from autoconv.networks.choice.errors import EXACT, combined, error_by, sensitivities, unmixed
+from autoconv.networks.choice.errors import EXACT, FREE, Price, combined, error_by, sensitivities, unmixed
 from autoconv.networks.choice.layout_choice import arrays_in_nhwc
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.graph import Graph
@@ -49,12 +49,12 @@ class PricedLayouts(NamedTuple):
     ----------
     in_nhwc : frozenset of str
         The nodes whose arrays are in NHWC.
-    prices : dict of str to float
-        Seconds that the square of a layer's error costs, by the name of its node.
+    prices : dict of str to Price
+        What a layer's error costs, by the name of its node.
     """
 
     in_nhwc: frozenset[str]
-    prices: dict[str, float]
+    prices: dict[str, Price]
 
 
 class Chosen(NamedTuple):
@@ -190,7 +190,7 @@ class _Search:
 
     def error(self, found: PricedLayouts) -> float:
         """Of a choice."""
-        layers = {name: self._layer(name, found.prices.get(name, 0.0), name in found.in_nhwc) for name in self.weights}
+        layers = {name: self._layer(name, found.prices.get(name, FREE), name in found.in_nhwc) for name in self.weights}
         return self._combined(layers)
 
     def all_recorded(self) -> bool:
@@ -201,9 +201,10 @@ class _Search:
         """The least error that candidates on record have, all in NCHW."""
         errors = {}
         for name in self.weights:
-            made = self._plan(name, self._price(name, 1.0))
+            price = self._price(name, 1.0)
+            made = self._plan(name, price)
             timed = timed_in_network(made, self.device) or [str(made.candidate)]
-            errors[name] = min(error_by(made, one, self.device, self._mixed(name)) for one in timed)
+            errors[name] = min(error_by(made, one, self.device, price.mixed) for one in timed)
         return combined(errors, self.weights)
 
     def time_exact_ones(self, mode: str) -> None:
@@ -224,11 +225,11 @@ class _Search:
         timed = 0
         for name, price in found.prices.items():
             made = self._plan(name, price, name in found.in_nhwc)
-            read, mixed = self._read(name), self._mixed(name)
-            chosen = best_in_network(made, self.device, price, read, mixed)
+            read = self._read(name)
+            chosen = best_in_network(made, self.device, price, read)
             if chosen != best_in_network(made, self.device, read=read):
                 asked = [UNUSUAL * ALIKE * error_by(made, chosen, self.device, mixed=False)]
-                if (finer := finer_error(made, self.device, price, read, mixed)) is not None:
+                if (finer := finer_error(made, self.device, price, read)) is not None:
                     asked.append(ALIKE * finer)
                 for most in asked:
                     wanted = {"weights": made.limits.weights, **self.options.of_layers(self.device), "tolerance": most}
@@ -257,7 +258,7 @@ class _Search:
         prices, in_nhwc = dict(found.prices), found.in_nhwc
         layers = {name: self._layer(name, price, name in in_nhwc) for name, price in prices.items()}
         for halving in range(1, HALVINGS + 1):
-            lower = {name: price / 2**halving for name, price in found.prices.items()}
+            lower = {name: price.share(2**halving) for name, price in found.prices.items()}
             quicker = {name: self._layer(name, price, name in in_nhwc) for name, price in lower.items()}
             for name in sorted(quicker, key=lambda name: quicker[name].seconds - layers[name].seconds):
                 tried = layers | {name: quicker[name]}
@@ -268,12 +269,12 @@ class _Search:
     def _combined(self, layers: Mapping[str, Chosen]) -> float:
         return combined({name: layer.error for name, layer in layers.items()}, self.weights)
 
-    def _layer(self, name: str, price: float, in_nhwc: bool) -> Chosen:
+    def _layer(self, name: str, price: Price, in_nhwc: bool) -> Chosen:
         """What is chosen for a layer at its price."""
-        made, read, mixed = self._plan(name, price, in_nhwc), self._read(name), self._mixed(name)
-        best = best_in_network(made, self.device, price, read, mixed)
+        made, read = self._plan(name, price, in_nhwc), self._read(name)
+        best = best_in_network(made, self.device, price, read)
         seconds = cost(made, self.device, best, read=read) if best in made.timings else 0.0
-        return Chosen(seconds, error_by(made, best, self.device, mixed))
+        return Chosen(seconds, error_by(made, best, self.device, name not in self.kept))
 
     def usual_limit(self) -> float:
         """Of a network's error where none is given; none of types that round more than sums in float32 do."""
@@ -290,19 +291,17 @@ class _Search:
         """Of all layers, each by its fastest candidate on record."""
         return sum(min(made.timings.values(), default=0.0) for made in map(self._plan, self.weights))
 
-    def _plan(self, name: str, price: float = 0.0, in_nhwc: bool = False) -> Plan:
+    def _plan(self, name: str, price: Price = FREE, in_nhwc: bool = False) -> Plan:
         node = self.graph.nodes[name]
         layer = layer_of(self.graph, node)
         assert layer is not None
         layer = layer.replace(layout="NHWC") if in_nhwc else layer
         return plan_alone(self.graph, node, layer, self.mode, self.options.of_layers(self.device), price)
 
-    def _price(self, name: str, price: float) -> float:
+    def _price(self, name: str, seconds: float) -> Price:
         """Infinite for a layer of which nothing is on record, where a caller says how much the network may err."""
-        return price if self.options.tolerance is None or self._plan(name).timings else math.inf
+        known = self.options.tolerance is None or self._plan(name).timings
+        return Price(seconds if known else math.inf, mixed=name not in self.kept)
 
     def _read(self, name: str) -> bool:
         return name not in self.graph.outputs.values()
-
-    def _mixed(self, name: str) -> bool:
-        return name not in self.kept

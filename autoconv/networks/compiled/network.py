@@ -18,6 +18,7 @@ from autoconv.device import Device
 from autoconv.errors import ArrayError, ConfigError
 from autoconv.networks.choice.batch import remember, ways_to_split
 from autoconv.networks.choice.choose import planned
+from autoconv.networks.choice.errors import Price
 from autoconv.networks.choice.fused import with_fused
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.tolerance import check_error, chosen_within, expected_error, keeps_error
@@ -75,7 +76,7 @@ class CompiledNetwork:
     def _compile(self, mode: str, known: Choices | None = None, **changes: Any) -> None:
         """Choose layouts, parts of the batch and plans, but for what is known of them, and arrange all anew."""
         options = NetworkOptions.of({**self._options, **changes})
-        prices: Mapping[str, float] = {}
+        prices: Mapping[str, Price] = {}
         if known is None:
             in_nhwc, prices = chosen_within(self._first, self.device, options, mode)
             parts = ways_to_split(self._first, in_nhwc, self.device, options, mode)
