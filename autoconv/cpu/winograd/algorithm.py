@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from autoconv.accuracy import bound_for, terms
 from autoconv.algorithm import Params
@@ -46,6 +46,14 @@ MOST_TILES = 256  # of a chunk
 MOST_CORRELATIONS = 4  # of a strided gradient, for the sake of compile time
 
 
+class Cut(NamedTuple):
+    """How tiles are cut into chunks, and sums into parts."""
+
+    rows: int
+    coop: int
+    terms: int = WINOGRAD_TERMS
+
+
 def outputs(params: Params) -> tuple[int, int]:
     """Of a tile, down and across."""
     down, across = map(int, str(params["m"]).split("x"))
@@ -65,26 +73,16 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
     finer: ClassVar[Params] = {"terms": FINER_TERMS}  # sums in shorter parts
     emitter: ClassVar[Emitter] = staticmethod(emit)
 
-    def tiling(
-        self,
-        layer: ConvLayer,
-        device: CPU,
-        c: Correlation,
-        m: tuple[int, int],
-        *,
-        rows: int,
-        coop: int,
-        terms: int = WINOGRAD_TERMS,
-    ) -> WinogradTiling:
+    def tiling(self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], cut: Cut) -> WinogradTiling:
         """How one correlation of a layer is cut."""
-        how = c, device.instruction_set, layer.accumulator.itemsize, device.threads, m, rows, coop
-        tiling = WinogradTiling(*how, terms=terms)
-        return StreamedTiling(*how, terms=terms) if worth_fetching(layer, tiling, device.machine) else tiling
+        how = c, device.instruction_set, layer.accumulator.itemsize, device.threads, m, cut.rows, cut.coop
+        tiling = WinogradTiling(*how, terms=cut.terms)
+        return StreamedTiling(*how, terms=cut.terms) if worth_fetching(layer, tiling, device.machine) else tiling
 
     def tilings(self, layer: ConvLayer, device: CPU, params: Params) -> tuple[WinogradTiling, ...]:
         """How each of them is."""
-        cuts = {name: int(params[name]) for name in ("rows", "coop", "terms") if name in params}
-        return _tilings(self.tiling, layer, device, outputs(params), **cuts)
+        cut = Cut(**{name: int(params[name]) for name in Cut._fields if name in params})
+        return _tilings(self.tiling, layer, device, outputs(params), cut)
 
     def sizes(self, axis: CorrelationAxis) -> Sequence[int]:
         """Sizes of tiles worth trying along an axis."""
@@ -104,11 +102,11 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
         for m in itertools.product(self.sizes(main.rows), self.sizes(main.columns)):
             if square and m[0] > m[1]:
                 continue
-            one = self.tiling(layer, device, main, m, rows=1, coop=0)
+            one = self.tiling(layer, device, main, m, Cut(1, 0))
             if not self.worth_listing(one):
                 continue
             for rows in parts(one.tile_rows, MOST_TILES // one.columns.tiles):
-                tiling = self.tiling(layer, device, main, m, rows=rows, coop=0)
+                tiling = self.tiling(layer, device, main, m, Cut(rows, 0))
                 most = device.machine.caches[2] // (tiling.v_size * tiling.itemsize)
                 for coop in (0, *batches(max(1, min(tiling.chunks, most)))):
                     yield {"m": f"{m[0]}x{m[1]}", "rows": rows, "coop": coop}
@@ -141,6 +139,6 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
 
 @cached_for_model(16)  # what is asked of one candidate of a grid comes together
 def _tilings(
-    cut: Callable[..., WinogradTiling], layer: ConvLayer, device: CPU, m: tuple[int, int], **cuts: int
+    tiling: Callable[..., WinogradTiling], layer: ConvLayer, device: CPU, m: tuple[int, int], cut: Cut
 ) -> tuple[WinogradTiling, ...]:
-    return tuple(cut(layer, device, c, m, **cuts) for c in correlations(layer))
+    return tuple(tiling(layer, device, c, m, cut) for c in correlations(layer))

@@ -22,7 +22,7 @@ from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.transform import kernels
 from autoconv.cpu.transform.estimate import Counts
 from autoconv.cpu.transform.geometry import odd
-from autoconv.cpu.winograd.algorithm import Winograd, outputs
+from autoconv.cpu.winograd.algorithm import Cut, Winograd, outputs
 from autoconv.cpu.winograd.estimate import counts, effort
 from autoconv.cpu.winograd.geometry import WinogradAxis, WinogradTiling
 from autoconv.cpu.winograd.kernels import WinogradFilters, WinogradInput, WinogradWriter
@@ -197,19 +197,9 @@ class WinogradCompact(Winograd):
     name = "winograd.compact"
     emitter = staticmethod(emit)
 
-    def tiling(
-        self,
-        layer: ConvLayer,
-        device: CPU,
-        c: Correlation,
-        m: tuple[int, int],
-        *,
-        rows: int,
-        coop: int,
-        terms: int = WINOGRAD_TERMS,
-    ) -> CompactTiling:
+    def tiling(self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], cut: Cut) -> CompactTiling:
         where = device.instruction_set, layer.accumulator.itemsize, device.threads
-        return CompactTiling(c, *where, m, rows, coop, terms=terms)
+        return CompactTiling(c, *where, m, cut.rows, cut.coop, terms=cut.terms)
 
     def worth_listing(self, tiling: WinogradTiling) -> bool:
         return tiling.tile_rows * tiling.columns.tiles <= MOST_TILES
@@ -219,7 +209,7 @@ class WinogradCompact(Winograd):
         main = max(correlations(layer), key=lambda c: c.macs)
         for params in super().candidates(layer, device):
             rows, coop = int(params["rows"]), int(params["coop"])
-            tiling = self.tiling(layer, device, main, outputs(params), rows=rows, coop=coop)
+            tiling = self.tiling(layer, device, main, outputs(params), Cut(rows, coop))
             if tiling.chunk_tiles < FEWEST_TILES:
                 continue
             term = tiling.itemsize * (tiling.taps + tiling.columns.tile * tiling.TK)

@@ -14,12 +14,11 @@ from autoconv.accuracy import USUAL
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen.ir import Module
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
-from autoconv.cpu.common.sums import WINOGRAD_TERMS
 from autoconv.cpu.common.tiles.algorithm import X3_BOUND, TileAlgorithm, with_few_terms
 from autoconv.cpu.device import CPU
 from autoconv.cpu.transform import kernels
 from autoconv.cpu.transform.matrix_unit import MatrixFilters, MatrixInput, MatrixTiling, MatrixWriter
-from autoconv.cpu.winograd.algorithm import Winograd
+from autoconv.cpu.winograd.algorithm import Cut, Winograd
 from autoconv.cpu.winograd.geometry import WinogradAxis, WinogradTiling, winograd_axis
 from autoconv.cpu.winograd.kernels import WinogradFilters, WinogradInput, WinogradWriter
 from autoconv.layer import ConvLayer
@@ -65,18 +64,10 @@ class WinogradMatrix(TileAlgorithm, Winograd):
     finer: ClassVar[Params] = {}  # a unit adds up in its own way
 
     def tiling(
-        self,
-        layer: ConvLayer,
-        device: CPU,
-        c: Correlation,
-        m: tuple[int, int],
-        *,
-        rows: int,
-        coop: int,
-        terms: int = WINOGRAD_TERMS,
+        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], cut: Cut
     ) -> WinogradMatrixTiling:
         where, unit = (device.instruction_set, layer.accumulator.itemsize, device.threads), device.matrix_unit or ""
-        return WinogradMatrixTiling(c, *where, m, rows, coop, unit, self.products[layer.dtype], terms=terms)
+        return WinogradMatrixTiling(c, *where, m, cut.rows, cut.coop, unit, self.products[layer.dtype])
 
 
 class WinogradMatrixX3(WinogradMatrix):
