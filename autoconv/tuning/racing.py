@@ -128,13 +128,14 @@ def finer(request: Request, known: Known) -> Known:
     Parameters
     ----------
     request : Request
+        With a tolerance.
     known : Known
         After all else has been timed.
     """
     limits, found = request.limits, dict[Candidate, float]()
     allowed = ranking(known.facts, limits, request.layer.bytes)
     least = min((limits.cost(known.facts[candidate]) for candidate in allowed), default=math.inf)
-    for candidate, facts in known.facts.items() if limits.tolerance is not None else ():
+    for candidate, facts in known.facts.items():
         if facts.timed and limits.cost(facts) < least:
             form = finer_form(request.algorithms[candidate.algorithm], request.layer, candidate)
             if form is not None and not limits.why_not(replace(facts, error=form.share * facts.error)):

@@ -71,6 +71,11 @@ def test_a_finer_form_may_be_named_and_is_not_listed(tmp_path: Path) -> None:
     assert form is not None
     assert form.candidate not in offered.candidates
     assert fresh(LAYER, str(form.candidate), cache=cache, **OPTIONS).candidate == form.candidate
+    for terms in (0, -32):  # a loop of such steps would never end
+        params = {**form.candidate.params, "terms": terms}
+        for name in ("winograd", "winograd.compact"):
+            refused = registry.by_name(device)[name].why_not(LAYER, device, params)
+            assert refused == [f"terms: expected at least 1, got {terms}"]
     other = str(form.candidate).replace("terms=32", "terms=48")
     with pytest.raises(PlanError, match="expected a candidate of winograd for"):
         fresh(LAYER, other, cache=cache, **OPTIONS)

@@ -112,6 +112,8 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
                     yield {"m": f"{m[0]}x{m[1]}", "rows": rows, "coop": coop}
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
+        if (terms := int(params.get("terms", WINOGRAD_TERMS))) < 1:  # as a record of any origin may say
+            return [f"terms: expected at least 1, got {terms}"]
         return refusals_of(outputs(params), self.tilings(layer, device, params))
 
     def counts(self, tiling: WinogradTiling, machine: Machine) -> Counts:

@@ -106,7 +106,7 @@ class WinogradWriter(kernels.TransformWriter[W]):
             self.multiply(k, source, filters, sums, count, (following + block * (lines * line), lines))
 
         whole, rest = divmod(tiling.depth, lanes)
-        blocks = tiling.terms // lanes
+        blocks = max(1, tiling.terms // lanes)
         parted = whole > blocks
         if parted:
             nothing = k.zero(self.real, lanes)
