@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -39,7 +40,8 @@ NETWORK_BYTES = 64 << 20  # read by a network in a run; half of those on the ben
 # What a processor can be held to: "amx" is AVX-512 and a matrix unit.
 LEVELS = ("amx", "avx512", "avx2", "generic") if X86 else ("neon", "generic") if ARM else ("generic",)
 MATRIX_UNITS = ("amx", "emulated")
-MEETINGS_VARY = 1.25  # how many times as long as at best all threads may take to meet, on cores as near as ever
+MEETINGS_VARY = 1.25  # how many times as long as usual all threads may take to meet, on cores as near as usual
+MEETINGS_KEPT = 100  # of the last looks at how soon they meet, which say what is usual
 FEATURES = {  # beside vectors, what kernels may use: LLVM's names, and those in keys
     "avx512": {"avx512bf16": "bf16", "avx512fp16": "fp16", "avx512vnni": "vnni"},
     "avx2": {"avxvnni": "vnni"},
@@ -48,7 +50,7 @@ FEATURES = {  # beside vectors, what kernels may use: LLVM's names, and those in
 }
 AMX_FEATURES = ("avx512bf16", "avx512vnni", "amx-tile", "amx-bf16", "amx-int8")  # those of any processor that has tiles
 
-_soonest: dict[tuple[str, int], float] = {}  # seconds in which all threads of an instruction set have met
+_met: dict[tuple[str, int], deque[float]] = {}  # seconds in which all threads of an instruction set met of late
 
 _memory = functools.cache(allocator.physical_memory)  # to ask the system takes a millisecond
 
@@ -325,15 +327,19 @@ class CPU(Device):
             Contiguous ones, in cache as far as they fit, the last of all: scratch memory and the output, where other
             layers had theirs shortly before, and the inputs, as the layer before left them.
         filters : iterable of array
-            What the run before has read, and since then as much as a network reads: a large last level keeps it so
-            long, though not what many candidates have, each its own.
+            What the run before has read, and since then as much as a network reads, every thread its part: a large last
+            level keeps it so long, though not what many candidates have, each its own.
         """
         from autoconv.cpu import pool
-        from autoconv.cpu.machine.pace import wake_unit
+        from autoconv.cpu.machine.pace import read_by_all, wake_unit
 
         for array in (array for array in filters if array.nbytes < 2 * self.machine.beyond):  # no cache keeps others
             allocator.read(array)
-        allocator.filled(self._elsewhere)().sum()
+        elsewhere = allocator.filled(self._elsewhere)()
+        if pool.available():
+            read_by_all(self.instruction_set, self.threads)(elsewhere)
+        else:
+            allocator.read(elsewhere)
         for array in warm:
             allocator.read(array)
         if pool.available():  # the first call wakes them
@@ -356,8 +362,9 @@ class CPU(Device):
 
         Whichever is further from its best counts. A unit that multiplies tiles may be slow while vectors are not:
         processors beside this one may use it too. Threads meet late while they are on cores far from one another, as
-        they may have been when the machine was measured: they count as near who meet sooner than ever before.
-        Nothing is known of a machine whose model is given.
+        they may have been when the machine was measured: near is who meets as soon as in one look of four of late. So
+        near threads are waited for where they often are, and not where a busy host hardly ever has them so. Nothing is
+        known of a machine whose model is given.
         """
         from autoconv.cpu import pool
         from autoconv.cpu.machine.pace import meeting, meter, unit_rate
@@ -370,9 +377,9 @@ class CPU(Device):
             pace = max(pace, peak / unit_rate(self.instruction_set, unit, self.threads))
         if self.threads > 1 and self.machine.call and self.machine.barrier:
             how = self.instruction_set, self.threads
-            seconds = meeting(*how)
-            _soonest[how] = min(seconds, _soonest.get(how, self.machine.call + self.machine.barrier))
-            pace = max(pace, seconds / _soonest[how] / MEETINGS_VARY)
+            met = _met.setdefault(how, deque([self.machine.call + self.machine.barrier], MEETINGS_KEPT))
+            met.append(meeting(*how))
+            pace = max(pace, met[-1] / sorted(met)[len(met) // 4] / MEETINGS_VARY)
         return pace
 
     def _unit(self) -> str | None:

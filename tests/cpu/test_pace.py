@@ -43,7 +43,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CPU:
     machine = replace(found.machine, peaks=peaks, call=6e-7, barrier=4e-7)
     monkeypatch.setattr(CPU, "machine", property(lambda self: machine))
     monkeypatch.setattr(pace, "meeting", lambda *of: 1e-6)
-    monkeypatch.setattr(module, "_soonest", {})
+    monkeypatch.setattr(module, "_met", {})
     return found
 
 
@@ -75,12 +75,27 @@ def test_threads_far_from_one_another_make_a_device_slow(
     assert replace(device, threads=threads).pace() == pytest.approx(slowness)
 
 
-def test_near_is_as_near_as_threads_have_ever_been(device: CPU, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine may have been measured while they were far from one another."""
+def test_near_is_as_near_as_threads_are_in_one_look_of_four(device: CPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine may have been measured while they were far from one another, or near for a moment."""
     monkeypatch.setattr(pace, "meter", lambda *of: lambda: device.peak_flops("float32"))
-    for seconds, slowness in ((1e-6, 1.0), (5e-7, 1.0), (1e-6, 2 / module.MEETINGS_VARY), (5e-7, 1.0)):
-        monkeypatch.setattr(pace, "meeting", lambda *of, seconds=seconds: seconds)
-        assert replace(device, threads=2).pace() == pytest.approx(slowness)
+
+    def look(seconds: float) -> float:
+        monkeypatch.setattr(pace, "meeting", lambda *of: seconds)
+        return replace(device, threads=2).pace()
+
+    far = pytest.approx(2 / module.MEETINGS_VARY)
+    assert [look(seconds) for seconds in (1e-6, 5e-7, 5e-7, 1e-6)] == [1.0, 1.0, 1.0, far]
+    looks = [look(1e-6) for _ in range(module.MEETINGS_KEPT)]
+    assert (looks[0], looks[-1]) == (far, 1.0), "where they seldom are near, far is as usual"
+    assert look(5e-7) == 1.0
+    assert [look(5e-7 if n % 3 else 1e-6) for n in range(module.MEETINGS_KEPT)][-1] == far
+
+
+def test_every_thread_reads_its_part() -> None:
+    memory = np.zeros(3 << 16, np.uint8)
+    memory[:: 1 << 16] = 1, 2, 4
+    seen = pace.read_by_all(CPU.current().instruction_set, 2)(memory)
+    assert [np.bitwise_or.reduce(one) for one in seen] == [1 | 2, 4]
 
 
 @pytest.mark.parametrize(

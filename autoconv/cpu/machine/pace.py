@@ -1,4 +1,4 @@
-"""How fast all threads compute at the moment, on vectors and on tiles, and meet; waking a matrix unit that sleeps."""
+"""How fast all threads compute at the moment, and meet; and what leaves them, and caches, as a network does."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from autoconv.algorithm import Array
 from autoconv.cpu import allocator, pool
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import DTYPES, Module
+from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Module
 from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_FLOPS
 from autoconv.cpu.machine import probes
 
@@ -98,6 +99,32 @@ def products(instruction_set: str, matrix_unit: str, dtype: str, threads: int) -
     numbers = np.random.default_rng(0).standard_normal(tile.size, np.float32)
     tile[:] = numbers.view(np.uint32) >> 16  # the upper half of a float32 is a bfloat16
     return lambda rounds: run(tile, np.array([threads, 0, rounds], np.int64), out)
+
+
+@functools.cache
+def read_by_all(instruction_set: str, threads: int) -> Callable[[Array], Array]:
+    """What has every thread read its part of some memory, so that the caches of its core, too, have nothing else.
+
+    Parameters
+    ----------
+    instruction_set : "avx512", "avx2", "neon" or "generic"
+    threads : int
+
+    Returns
+    -------
+    callable
+        Of a contiguous array, where what does not fill a round of all threads is left out. Returned are the bits that
+        each thread has seen, a vector each.
+    """
+    run = pool.Entry(compiler.build(probes.emit, instruction_set), probes.READ, threads)
+    vector = VECTOR_BYTES[instruction_set]
+    answers, step = allocator.Allocator().take(vector * threads), vector * probes.STREAMS * threads
+
+    def read(array: Array) -> Array:
+        run(array, np.array([threads, array.nbytes // step * step // threads // 4, 1], np.int64), answers)
+        return answers.reshape(threads, vector)
+
+    return read
 
 
 def wake_unit(instruction_set: str, matrix_unit: str, threads: int) -> None:
