@@ -375,3 +375,11 @@ def test_what_wins_a_race_runs_and_is_found_again(tmp_path: Path, monkeypatch: p
     again = CompiledNetwork(graph, CPU.current(), {"vendors": False, "cache": cache})
     assert again.images == {"c1": 2}
     assert again.tune("direct").images == {"c1": 2}
+
+
+def test_a_batch_of_nothing_has_no_parts() -> None:
+    graph = Graph("empty")
+    constant = graph.add_constant("k", filters(1 << 14, 1024))
+    joined = graph.add("c", Concat(0), graph.add_input("x", TensorType((0, 1024))), constant)
+    graph.outputs["y"] = graph.add("y", Reduce("mean", (1,)), graph.add("r", Elementwise(("relu", 0)), joined))
+    assert ways_to_split(graph, frozenset(), CPU.current(), NetworkOptions.of({}), "profile") == [{}]

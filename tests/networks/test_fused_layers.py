@@ -260,6 +260,14 @@ def test_only_what_fits_the_limit_is_raced(monkeypatch: pytest.MonkeyPatch) -> N
     assert raced[1] == 1
 
 
+def test_numpy_computes_each_layer_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice.pool, "unavailable", lambda: "nothing compiles here")
+    graph = blocks(1)
+    made = planned(graph, Choices(), CPU.current(), NetworkOptions.of({"vendors": False}), "heuristic")
+    for known in (None, {"narrow0": CUT}):
+        assert with_fused(made, CPU.current(), NetworkOptions.of({}), "heuristic", known) is made
+
+
 @kernels
 def test_an_algorithm_that_is_named_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_chosen", lambda made, found, *rest: {chain.name: CUT for chain in found})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import signal
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,6 +39,7 @@ from autoconv.networks.operators import (
     random_inputs,
 )
 from autoconv.networks.reference import evaluate
+from autoconv.networks.run.instance import Instance
 from autoconv.networks.run.planned import Choices
 from autoconv.networks.run.runtime import inputs_of
 
@@ -166,6 +168,27 @@ def test_two_threads_run_one_network() -> None:
         for name in graph.outputs:
             np.testing.assert_array_equal(one[name], other[name])
     assert len({id(y["up"]) for y in alone}) == 40
+
+
+@kernels
+@forks  # in a child, which an alarm ends where it waits for itself
+def test_a_signal_may_run_the_network_that_it_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = compiled(graph_of(Elementwise(("neg", 0)), (2, 3)))
+    x, found = np.ones((2, 3), np.float32), []
+
+    def available(self: Instance) -> bool:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGUSR1)
+        return True
+
+    def run() -> int:
+        signal.alarm(20)
+        signal.signal(signal.SIGUSR1, lambda *_: found.append(net.run(x)))
+        monkeypatch.setattr(Instance, "available", available)
+        return sum(np.array_equal(y, -x) for y in (net.run(x), *found))
+
+    net.run(x)
+    assert exit_code(run) == 2
 
 
 @kernels

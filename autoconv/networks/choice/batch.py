@@ -64,7 +64,7 @@ def ways_to_split(
         As `split` takes them: the whole batch first, or one alone where there is nothing to race.
     """
     found = laid_out(graph, in_nhwc)
-    if batch_of(found) == 1 or not isinstance(device, CPU):
+    if batch_of(found) < 2 or not isinstance(device, CPU):
         return [{}]
     known = _recalled(found, device, options)
     if known is not None:

@@ -75,9 +75,7 @@ def _shares(graph: Graph, node: Node) -> Iterator[tuple[str, float]]:
         elif isinstance(operator, Pool | Reduce):
             before = graph.types[name].shape
             extents = operator.window if isinstance(operator, Pool) else [before[axis] for axis in operator.axes]
-            count = math.prod(
-                extents
-            )  # of values after a ReLU: for a mean independent, and normally distributed before
+            count = math.prod(extents)  # of values after a ReLU: for a mean independent, normally distributed before
             share = 1.0 if operator.reduction == "max" else 1 / (1 + (count - 1) / math.pi)
         elif isinstance(operator, Elementwise) and operator.kind == "add":
             share = 1 / len(varying)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from autoconv.common import code_hash
+from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.cpu.fused import kernels
 from autoconv.cpu.fused.geometry import Caches, FusedBlocking, blockings, workspace_bytes
@@ -63,7 +64,7 @@ def with_fused(
     ConfigError
         When what is known cannot be.
     """
-    if not isinstance(device, CPU):
+    if not (isinstance(device, CPU) and pool.available()):  # or NumPy computes each layer by itself
         return made
     found = {chain.name: chain for chain in chains(made.parts.graph)}
     chosen: dict[str, FusedBlocking] = {}

@@ -68,8 +68,8 @@ class CompiledNetwork:
         self._first = for_device(optimized(graph) if known is None else graph, device)  # all in NCHW
         check_fits(self._first, device)
         self._options = dict(options)
-        self._lock = threading.Lock()
-        renew_in_children(self, "_lock")
+        self._lock = threading.RLock()  # a signal's handler, which may run the network, too, may come at any moment
+        renew_in_children(self, "_lock", threading.RLock)
         self._instances: list[Instance | CudaInstance] = []  # idle ones
         self._compile("heuristic", known)
 
@@ -250,8 +250,7 @@ class CompiledNetwork:
         with self._lock:
             schedule = self._running.schedule
             instance = next((one for one in self._instances if one.available()), None)
-            if instance is not None:
-                self._instances.remove(instance)
+            self._instances = [one for one in self._instances if one is not instance]
         instance = instance or instance_of(schedule)
         found = instance.run(inputs)
         with self._lock:
