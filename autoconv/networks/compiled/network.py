@@ -196,7 +196,8 @@ class CompiledNetwork:
         mode : str
             As for `plan`.
         **options
-            As for `plan`: `budget`, `isolate`, `progress`; and `tolerance`, in place of the one given to `load`.
+            As for `plan`: `budget`, `isolate`, `progress`; and `tolerance`, in place of the one given to `load`. With
+            `isolate=True` candidates for a CPU are also compiled by several processes at once.
 
         Returns
         -------
