@@ -132,10 +132,12 @@ def _constant(argument: Any) -> tuple[Any] | None:
 
 
 def _asks_for_exact(program: Any) -> bool:
-    """Whether a convolution of ours in an exported program is told to be exact."""
-    ours = torch.ops.autoconv.conv2d.default
-    place = [argument.name for argument in ours._schema.arguments].index("exact")
-    return any(node.target is ours and node.args[place] for node in program.graph.nodes)
+    """Whether a convolution of ours in an exported program, transposed or not, is told to be exact."""
+    places = {
+        ours: [argument.name for argument in ours._schema.arguments].index("exact")
+        for ours in (torch.ops.autoconv.conv2d.default, torch.ops.autoconv.conv_transpose2d.default)
+    }
+    return any(node.target in places and node.args[places[node.target]] for node in program.graph.nodes)
 
 
 def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **options: Any) -> OptimizedModule:
@@ -144,8 +146,9 @@ def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **op
     `torch.export` traces it; batch normalisation is folded into filters, activations and sums into the convolutions.
     Its parameters are constants from now on. PyTorch runs the operators that have no kernel here.
 
-    A model that has an `autoconv.torch.Conv2d`, or calls `autoconv.torch.conv2d`, with `exact=True` is `exact` as a
-    whole, unless `exact=False` is given here; their `mode` and `vendors` do not count.
+    A model that has an `autoconv.torch.Conv2d` or `ConvTranspose2d`, or calls `autoconv.torch.conv2d` or
+    `conv_transpose2d`, with `exact=True` is `exact` as a whole, unless `exact=False` is given here; their `mode` and
+    `vendors` do not count.
 
     Parameters
     ----------

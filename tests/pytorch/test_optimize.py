@@ -94,9 +94,10 @@ def test_parameters_are_constant_and_outputs_are_new(fast: Any) -> None:
     torch.testing.assert_close(other(torch.ones(1, 1, 4, 4)), before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("ours", [autoconv.torch.Conv2d, autoconv.torch.ConvTranspose2d])
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_model_with_an_exact_convolution_is_exact(exact: bool) -> None:
-    model = nn.Sequential(nn.Conv2d(8, 8, 3), autoconv.torch.Conv2d(8, 8, 3), nn.ReLU()).eval()
+def test_a_model_with_an_exact_convolution_is_exact(exact: bool, ours: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), ours(8, 8, 3), nn.ReLU()).eval()
     model[1].exact = exact
     for options, expected in (({}, exact), ({"exact": False}, False), ({"exact": True}, True)):
         plans = autoconv.torch.optimize(model, torch.zeros(1, 8, 9, 9), mode="heuristic", **options).network.plans
