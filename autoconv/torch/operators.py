@@ -78,7 +78,9 @@ def not_taken(given: Any) -> str:
         return f"one on {given.device}"
     if given.is_quantized:
         return f"one of type {given.dtype}"
-    return "" if given.layout is torch.strided else f"one of layout {given.layout}"
+    if given.layout is not torch.strided:
+        return f"one of layout {given.layout}"
+    return "a nested one" if given.is_nested else ""  # several tensors, of shapes that may differ
 
 
 def without_memory(given: Tensor) -> str:

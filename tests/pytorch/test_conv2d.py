@@ -345,6 +345,10 @@ def test_what_is_no_convolution_is_refused() -> None:
         autoconv.torch.Conv2d(3, 4, 3)(None)
     with pytest.raises(autoconv.ArrayError, match="input: expected a dense tensor on the CPU, got one of layout"):
         conv2d(x.to_sparse(), w)
+    with pytest.warns(UserWarning, match="prototype"):
+        nested = torch.nested.nested_tensor([*x])
+    with pytest.raises(autoconv.ArrayError, match="input: expected a dense tensor on the CPU, got a nested one"):
+        conv2d(nested, w)
     with pytest.raises(autoconv.ArrayError, match="input: expected a dense tensor on the CPU, got one of type torch"):
         conv2d(torch.quantize_per_tensor(x, 0.1, 0, torch.quint8), w)
     with pytest.raises(autoconv.LayerError, match="dtype='float8_e5m2': expected one of"):
