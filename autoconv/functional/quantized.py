@@ -121,7 +121,10 @@ def conv2d_quantized(
 
 def _signed(w: Array, zero_point: Any, layer: ConvLayer) -> tuple[Array, np.ndarray]:
     """Filters as int8, and the zero points of each as int32 that these have."""
-    zero = np.asarray(zero_point)
+    try:
+        zero = np.asarray(zero_point)
+    except ValueError:  # lists of different lengths
+        zero = np.array(None)
     if w.dtype not in (np.int8, np.uint8):
         raise ArrayError(f"w is {w.dtype}: expected int8 or uint8")
     limits = np.iinfo(w.dtype)

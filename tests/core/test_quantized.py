@@ -192,8 +192,9 @@ def test_bad_filters_are_refused() -> None:
         conv2d_quantized(x, w, w_zero_point=2**32 + 3)
     with pytest.raises(LayerError, match=r"groups=1.0: expected an integer"):
         conv2d_quantized(x, w, groups=1.0)
-    with pytest.raises(ArrayError, match="w_zero_point: expected one integer or K=5"):
-        conv2d_quantized(x, w, w_zero_point=[1, 2])
+    for zero in ([1, 2], [[1], [2, 3]]):
+        with pytest.raises(ArrayError, match="w_zero_point: expected one integer or K=5"):
+            conv2d_quantized(x, w, w_zero_point=zero)
     with pytest.raises(ArrayError, match="w is float32: expected int8 or uint8"):
         conv2d_quantized(x, w.astype(np.float32))
     with pytest.raises(ArrayError, match="x is float32: expected uint8 or int8"):
