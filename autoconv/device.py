@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autoconv.algorithm import Array
+from autoconv.errors import ArrayError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -52,6 +53,21 @@ class Stopwatch:
 
     cold: Callable[[], float]
     hot: Callable[[], float]
+
+
+def with_its_sign(array: Any, name: str, written: bool) -> Any:
+    """An array that is no view of PyTorch's yet to be negated, which it exports without the sign.
+
+    Raises
+    ------
+    ArrayError
+        For such a view that will be written to: of others a copy will do.
+    """
+    if not (callable(is_negative := getattr(array, "is_neg", None)) and is_negative()):
+        return array
+    if written:
+        raise ArrayError(f"{name}: expected an array that holds its own values, got a view that is negated when read")
+    return array.resolve_neg()
 
 
 class Device(ABC):
@@ -120,7 +136,7 @@ class Device(ABC):
         """
 
     @abstractmethod
-    def adopt(self, array: object, name: str) -> Array:
+    def adopt(self, array: object, name: str, *, written: bool = False) -> Array:
         """A foreign array (anything that speaks DLPack) as one of this device's, sharing memory.
 
         Parameters
@@ -128,6 +144,8 @@ class Device(ABC):
         array : object
         name : str
             What messages call it.
+        written : bool
+            Whether it will be written to: else a view that PyTorch is yet to negate is copied.
 
         Returns
         -------
@@ -136,7 +154,7 @@ class Device(ABC):
         Raises
         ------
         ArrayError
-            When it is no array, or lies on another device.
+            When it is no array, lies on another device, or is such a view and will be written to.
         """
 
     @abstractmethod

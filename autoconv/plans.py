@@ -314,7 +314,7 @@ class Plan:
 
     def _output(self, out: Any, a: Array, b: Array) -> Array:
         device = self.device
-        y = out if device.owns(out) else device.adopt(out, "out")
+        y = out if device.owns(out) else device.adopt(out, "out", written=True)
         if y.shape != self._out_shape or y.dtype != self._out_dtype:
             raise ArrayError(
                 f"out: expected {self._out_dtype} {self._out_shape} for {self._names[2]} of the {self.layer.layout} "

@@ -26,7 +26,7 @@ from autoconv.cpu.codegen.values import ARM, X86
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.machine.recorded import machine_in_force, survey
 from autoconv.cpu.threads import MOST_THREADS, count_threads
-from autoconv.device import Device, Operands, Stopwatch
+from autoconv.device import Device, Operands, Stopwatch, with_its_sign
 from autoconv.errors import ArrayError, PlanError
 
 if TYPE_CHECKING:
@@ -255,17 +255,16 @@ class CPU(Device):
         """Whether it is a NumPy array without a mask, which kernels would pass over."""
         return isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
 
-    def adopt(self, array: object, name: str) -> Array:
+    def adopt(self, array: object, name: str, *, written: bool = False) -> Array:
         """Anything on the CPU that speaks DLPack, as a NumPy array."""
         kind = type(array).__name__
         if isinstance(array, np.ma.MaskedArray):
             raise ArrayError(f"{name}: expected an array without a mask (array.filled() gives one), got {kind}")
         if not hasattr(array, "__dlpack__"):
             raise ArrayError(f"{name}: expected an array of NumPy, or one that speaks DLPack, got {kind}")
-        if callable(is_negative := getattr(array, "is_neg", None)) and is_negative():
-            array = array.resolve_neg()  # type: ignore[attr-defined]  # PyTorch exports such views without their sign
+        signed = with_its_sign(array, name, written)
         try:
-            return np.from_dlpack(array)
+            return np.from_dlpack(signed)
         except (BufferError, RuntimeError, TypeError, ValueError) as failure:
             raise ArrayError(f"{name}: expected an array that can be read on the CPU, got {kind}: {failure}") from None
 

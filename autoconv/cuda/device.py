@@ -23,7 +23,7 @@ from autoconv.cuda.codegen.tensor_map import passing
 from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.cuda.libraries.cublas_cufft import BLAS, Transform, cublas, cufft
 from autoconv.cuda.timing import capture, operand_sets, replayer
-from autoconv.device import Device, Operands, Stopwatch
+from autoconv.device import Device, Operands, Stopwatch, with_its_sign
 from autoconv.errors import ArrayError, PlanError
 from autoconv.layer import DTYPES, ConvLayer
 
@@ -127,7 +127,7 @@ class CUDA(Device):
         """Whether it is a CuPy array on this GPU."""
         return isinstance(array, self.xp.ndarray) and array.data.device_id == self.index
 
-    def adopt(self, array: object, name: str) -> Array:
+    def adopt(self, array: object, name: str, *, written: bool = False) -> Array:
         """Anything on this GPU that speaks DLPack, as a CuPy array."""
         cupy = self.xp
         if isinstance(array, cupy.ndarray):
@@ -141,7 +141,7 @@ class CUDA(Device):
             where = "in host memory" if int(kind) == DLPACK_HOST else f"on device {index} of DLPack kind {int(kind)}"
             got = f"{type(array).__name__} {where}"
             raise ArrayError(f"{name}: expected an array on GPU {self.index}, got {got}: cupy.asarray copies it")
-        return cupy.from_dlpack(array)
+        return cupy.from_dlpack(with_its_sign(array, name, written))
 
     def ready(self, array: Array) -> bool:
         """Contiguous, and on the boundary that the kernels' widest loads want."""

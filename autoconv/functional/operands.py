@@ -30,7 +30,7 @@ def arrays_of(layout: Any, options: dict[str, Any], **given: Any) -> tuple[dict[
         if array is None and name in ("residual", "out"):
             continue
         if not device.owns(array):
-            array = arrays[name] = device.adopt(array, name)
+            array = arrays[name] = device.adopt(array, name, written=name == "out")
         if array.ndim != 4:
             raise ArrayError(f"{name} has shape {tuple(array.shape)}: expected four dimensions ({layout})")
     first = arrays["x"] if arrays["x"] is not None else arrays["dy"]

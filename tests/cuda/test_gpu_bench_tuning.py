@@ -111,7 +111,7 @@ def test_torch_is_called_as_it_stands(direction: str, channels_last: bool, monke
 
 
 class Playing(Narrow):
-    def adopt(self, array: object, name: str) -> Any:
+    def adopt(self, array: object, name: str, *, written: bool = False) -> Any:
         return np.from_dlpack(array)  # type: ignore[arg-type]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -452,3 +453,11 @@ def test_a_view_that_is_negated_lazily_keeps_its_sign() -> None:
     x, w = torch.randn(1, 2, 5, 5, dtype=torch.complex64).conj().imag, torch.randn(3, 2, 3, 3)
     assert x.is_neg()
     torch.testing.assert_close(autoconv.conv2d(x, w, mode="heuristic"), torch.conv2d(x, w), rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_written_to_a_copy_of_a_view_that_is_negated_lazily() -> None:
+    x, w, out = torch.ones(1, 2, 5, 5), torch.ones(3, 2, 3, 3), torch.zeros(1, 3, 3, 3, dtype=torch.complex64)
+    made = autoconv.plan(autoconv.ConvLayer(N=1, C=2, H=5, W=5, K=3, R=3, S=3), "heuristic")
+    for convolve in (made.run, functools.partial(autoconv.conv2d, mode="heuristic")):
+        with pytest.raises(autoconv.ArrayError, match="out: expected an array that holds its own values, got a view"):
+            convolve(x, w, out=out.conj().imag)

@@ -235,7 +235,7 @@ class Emulated(NominalGPU):
     def owns(self, array: object) -> bool:
         return isinstance(array, np.ndarray)
 
-    def adopt(self, array: object, name: str) -> Any:
+    def adopt(self, array: object, name: str, *, written: bool = False) -> Any:
         raise ArrayError(f"{name}: expected an array of the emulated GPU, got {type(array).__name__}")
 
     def address(self, array: Any) -> int:
