@@ -6,16 +6,17 @@ import functools
 import operator
 from typing import Any
 
-import numpy as np
-
 from autoconv.algorithm import Array
+from autoconv.common import arguments
 from autoconv.common.arrays import like
 from autoconv.common.types import INTEGERS
 from autoconv.errors import ArrayError, LayerError, PlanError
-from autoconv.functional.operands import Padding, arrays_of, extents_of, number_of, planned
+from autoconv.functional.operands import Padding, arrays_of, computed, extents_of
 from autoconv.layer import ConvLayer, Layout, Pair
 from autoconv.tuning.choice import MODES
 from autoconv.tuning.planner import REMEMBERED
+
+Operands = tuple[Array, Array, Array | None, Array | None, Array | None]  # those of `Plan.run`, up to `out`
 
 
 def conv2d(
@@ -67,7 +68,8 @@ def conv2d(
     Raises
     ------
     ArrayError
-        For an array that `Plan.run` refuses, that has not four dimensions, or is one of bytes.
+        For an array that `Plan.run` refuses, that has not four dimensions, or is one of bytes: before anything is
+        planned.
     LayerError
         For what is no valid convolution, as `ConvLayer` says.
     PlanError
@@ -89,7 +91,7 @@ def conv2d(
         (arrays["x"].dtype, layout, "fwd"),
         (bias is not None, residual is not None, activation),
     )
-    y = planned(layer, options).run(arrays["x"], arrays["w"], bias, arrays["residual"], arrays["out"], slope)
+    y = computed(layer, options, arrays["x"], arrays["w"], bias, arrays["residual"], arrays["out"], slope)
     return out if out is not None else like(x, back(y))
 
 
@@ -145,8 +147,11 @@ def conv2d_dgrad(
     >>> conv2d_dgrad(dy, w, input_size=(8, 8), stride=2, padding=1, mode="heuristic").shape
     (1, 2, 8, 8)
     """
-    geometry = stride, padding, dilation, groups
-    return _dgrad(dy, w, None, input_size, geometry, layout=layout, out=out, **options)
+    arrays, layout, back = arrays_of(layout, options, dy=dy, w=w, out=out)
+    operands = arrays["dy"], arrays["w"], None, None, arrays["out"]
+    groups = arguments.integer(groups, "groups", 1)
+    dx = _dgrad(operands, _size(input_size, "input_size"), (stride, padding, dilation, groups), layout, options)
+    return out if out is not None else like(dy, back(dx))
 
 
 def conv2d_wgrad(
@@ -211,7 +216,7 @@ def conv2d_wgrad(
         (False, False, None),
     )
     _agree((K, P, Q), layer)
-    dw = planned(layer, options).run(arrays["x"], arrays["dy"], out=arrays["out"])
+    dw = computed(layer, options, arrays["x"], arrays["dy"], None, None, arrays["out"])
     return out if out is not None else like(x, back(dw))
 
 
@@ -273,74 +278,70 @@ def conv_transpose2d(
     >>> conv_transpose2d(x, w, stride=2, padding=1, output_padding=1, mode="heuristic").shape
     (1, 2, 8, 8)
     """
-    arrays, stored, _ = arrays_of(layout, options, x=x, w=w)
-    _, C, H, W = extents_of(arrays["x"], stored)
-    C_w, K_group, R, S = extents_of(arrays["w"], stored)
+    arrays, layout, back = arrays_of(layout, options, x=x, w=w, out=out)
+    device, a, b, target = options["device"], arrays["x"], arrays["w"], arrays["out"]
+    _, C, H, W = extents_of(a, layout)
+    C_w, K_group, R, S = extents_of(b, layout)
     if C_w != C:
         raise ArrayError(f"w has shape {tuple(w.shape)}: expected {C} in the first place, as x has channels")
-    (sh, sw), (ph, pw), (dh, dw) = (
-        _size(v, n) for v, n in ((stride, "stride"), (padding, "padding"), (dilation, "dilation"))
-    )
-    oh, ow = _size(output_padding, "output_padding")
-    if not (0 <= oh < max(sh, 1) and 0 <= ow < max(sw, 1)):
+    (sh, sw), (dh, dw) = arguments.pair(stride, "stride", 1), arguments.pair(dilation, "dilation", 1)
+    (ph, pw), (oh, ow) = arguments.pair(padding, "padding", 0), arguments.pair(output_padding, "output_padding", 0)
+    groups = arguments.integer(groups, "groups", 1)
+    for name, extent in (("C", C), ("H", H), ("W", W), ("K", K_group * groups)):
+        arguments.integer(extent, name, 1)
+    if C % groups:
+        raise LayerError(f"groups={groups}: it must divide C={C}")
+    if oh >= sh or ow >= sw:
         raise ArrayError(f"output_padding={output_padding}: expected less than the stride {sh, sw}")
     size = (H - 1) * sh - 2 * ph + dh * (R - 1) + oh + 1, (W - 1) * sw - 2 * pw + dw * (S - 1) + ow + 1
     if min(size) < 1:
         full = "x".join(str(n + 2 * p) for n, p in zip(size, (ph, pw), strict=True))
         raise LayerError(f"padding={ph, pw}: expected to leave something of {full} pixels")
     if bias is not None:
-        bias = _bias(bias, K_group * number_of(groups), arrays["x"].dtype, options["device"])
-    geometry = stride, padding, dilation, groups
+        bias = _bias(bias, K_group * groups, a.dtype, device)
+    geometry = (sh, sw), (ph, pw), (dh, dw), groups
+    y = _biased((a, b, bias, None, target), size, geometry, layout, options)
+    return out if out is not None else like(x, back(y))
+
+
+def _biased(operands: Operands, size: Pair, geometry: Any, layout: str, options: dict[str, Any]) -> Array:
+    """What `_dgrad` gives; a bias that no kernel adds is added afterwards."""
+    a, b, bias, _, target = operands
     # Of the kernels for dgrad on a GPU one alone adds a bias, and it is the slowest.
     if bias is None or options["device"].kind == "cpu":
         try:
-            return _dgrad(x, w, bias, size, geometry, layout=layout, out=out, **options)
+            return _dgrad(operands, size, geometry, layout, options)
         except PlanError:
             if bias is None or options.get("mode") in (None, *MODES):
                 raise  # one that is named may add none
-    if out is not None and options["device"].overlap(out, bias):
+    if target is not None and options["device"].overlap(target, bias):
         raise ArrayError("out: expected memory of its own, got an array that overlaps bias")
-    y = _dgrad(x, w, None, size, geometry, layout=layout, out=out, **options)
-    y += like(y, bias.reshape((-1, 1, 1)) if layout == "NCHW" else bias)
+    y = _dgrad((a, b, None, None, target), size, geometry, layout, options)
+    y += bias.reshape((-1, 1, 1)) if layout == "NCHW" else bias
     return y
 
 
-def _dgrad(
-    dy: Array,
-    w: Array,
-    bias: Array | None,
-    input_size: Pair,
-    geometry: tuple[Any, ...],
-    *,
-    layout: Layout,
-    out: Array | None = None,
-    **options: Any,
-) -> Array:
-    """`conv2d_dgrad` with a bias for each channel of what it gives, where there is one."""
-    arrays, stored, back = arrays_of(layout, options, dy=dy, w=w, out=out)
-    N, K, P, Q = extents_of(arrays["dy"], stored)
-    K_w, C_group, R, S = extents_of(arrays["w"], stored)
-    H, W = _size(input_size, "input_size")
+def _dgrad(operands: Operands, size: Pair, geometry: Any, layout: str, options: dict[str, Any]) -> Array:
+    """`conv2d_dgrad` of arrays as kernels take them, plus a bias for each channel where there is one."""
+    dy, w, bias, _, _ = operands
+    N, K, P, Q = extents_of(dy, layout)
+    K_w, C_group, R, S = extents_of(w, layout)
     layer = _layer(
-        (N, C_group * number_of(geometry[-1]), H, W, K_w, R, S),
+        (N, C_group * geometry[-1], *size, K_w, R, S),
         geometry,
-        (arrays["dy"].dtype, stored, "dgrad"),
+        (dy.dtype, layout, "dgrad"),
         (bias is not None, False, None),
     )
     _agree((K, P, Q), layer)
-    dx = planned(layer, options).run(arrays["dy"], arrays["w"], bias, out=arrays["out"])
-    return out if out is not None else like(dy, back(dx))
+    return computed(layer, options, *operands)
 
 
 def _size(value: Any, name: str) -> Pair:
-    """A pair of integers; one that stands for two where it is not an extent."""
-    pair = name in ("input_size", "filter_size")
+    """A pair of integers."""
     try:
-        both = value if pair or isinstance(value, list | tuple | np.ndarray) else (value, value)
-        height, width = map(operator.index, both)
+        height, width = map(operator.index, value)
     except (TypeError, ValueError):
-        expected = "a pair of integers (height, width)" if pair else "one integer or a pair (height, width)"
-        raise ArrayError(f"{name}={value!r}: expected {expected}") from None
+        raise ArrayError(f"{name}={value!r}: expected a pair of integers (height, width)") from None
     return height, width
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import operator
+import functools
 from typing import Any
 
+from autoconv.common import arguments
 from autoconv.common.arrays import CHANNELS_FIRST, CHANNELS_LAST
 from autoconv.errors import ArrayError
-from autoconv.layer import ConvLayer, Pair, Sides
-from autoconv.plans import Plan
+from autoconv.layer import LAYOUTS, ConvLayer, Pair, Sides
+from autoconv.plans.signature import Signature
 from autoconv.registry import device_of, resolve
-from autoconv.tuning.planner import plan
+from autoconv.tuning.planner import REMEMBERED, plan
 
 BUDGET = 0.2  # seconds of timing that the first call with a new shape may cost in mode "hybrid"
 
@@ -22,7 +23,7 @@ def arrays_of(layout: Any, options: dict[str, Any], **given: Any) -> tuple[dict[
 
     The device among the options becomes the one that is meant, or that of the first array.
     """
-    wanted = options.get("device")
+    layout, wanted = arguments.choice(layout, "layout", LAYOUTS), options.get("device")
     device = options["device"] = resolve(wanted) if wanted is not None else device_of(next(iter(given.values())))
     known = ("x", "w", "dy", "residual", "out")
     arrays: dict[str, Any] = {name: given.get(name) for name in known}
@@ -33,7 +34,9 @@ def arrays_of(layout: Any, options: dict[str, Any], **given: Any) -> tuple[dict[
             array = arrays[name] = device.adopt(array, name, written=name == "out")
         if array.ndim != 4:
             raise ArrayError(f"{name} has shape {tuple(array.shape)}: expected four dimensions ({layout})")
-    first = arrays["x"] if arrays["x"] is not None else arrays["dy"]
+    first = arrays[name := next(iter(given))]
+    if not first.dtype.isnative:
+        raise ArrayError(f"{name} is {first.dtype}: expected the order of bytes of this machine")
     if layout == "NCHW" and _channels_last(first) and (arrays["out"] is None or _channels_last(arrays["out"])):
         last = {name: None if array is None else array.transpose(CHANNELS_LAST) for name, array in arrays.items()}
         return last, "NHWC", lambda result: result.transpose(CHANNELS_FIRST)
@@ -51,19 +54,15 @@ def extents_of(array: Any, layout: str) -> tuple[int, int, int, int]:
     return (n, *rest) if layout == "NCHW" else (n, rest[2], rest[0], rest[1])
 
 
-def number_of(groups: Any) -> int:
-    """Groups as an integer of at least 1; 1 for what is none."""
-    try:
-        return max(operator.index(groups), 1)
-    except TypeError:
-        return 1  # the layer refuses it by name
-
-
-def planned(layer: ConvLayer, options: dict[str, Any]) -> Plan:
-    """The plan that a function's options ask for."""
+def computed(layer: ConvLayer, options: dict[str, Any], *operands: Any) -> Any:
+    """What a layer gives for the operands of `Plan.run`, which are checked before anything is planned for them."""
+    _signature(layer, options["device"]).check(*operands)
     mode = options.get("mode", "hybrid")
     defaults: dict[str, Any] = {"mode": mode, "budget": default_budget(mode)}
-    return plan(layer, **(defaults | options))
+    return plan(layer, **(defaults | options)).run(*operands)
+
+
+_signature = functools.lru_cache(maxsize=REMEMBERED)(Signature)
 
 
 def default_budget(mode: str) -> float | None:

@@ -11,7 +11,7 @@ from autoconv.common.arrays import like
 from autoconv.common.epilogue.quantization import MOST, Quantization, finished, positive
 from autoconv.common.types import INTEGERS
 from autoconv.errors import ArrayError, LayerError
-from autoconv.functional.operands import Padding, arrays_of, extents_of, planned
+from autoconv.functional.operands import Padding, arrays_of, computed, extents_of
 from autoconv.layer import ConvLayer, Layout, Pair
 
 
@@ -105,7 +105,7 @@ def conv2d_quantized(
             scale = (x_factor * w_factor / y_factor).reshape(w_factor.shape)
     meaning = Quantization(scale, x_zero_point, y_zero_point, bias)
     if not zero.any():
-        return like(x, back(planned(layer, options).run(arrays["x"], filters, meaning)))
+        return like(x, back(computed(layer, options, arrays["x"], filters, meaning)))
     words = meaning.operand(layer)
     if 255 * 255 * (C // layer.groups * R * S) + int(np.abs(words[:K].astype(np.int64)).max()) > MOST:
         raise LayerError(f"w_zero_point={w_zero_point!r}: expected 0 (of uint8, 128), as sums could overflow int32")
@@ -141,4 +141,4 @@ def _signed(w: Array, zero_point: Any, layer: ConvLayer) -> tuple[Array, np.ndar
 def _sums(layer: ConvLayer, x: Array, w: Array, x_zero_point: int, options: dict[str, Any]) -> Array:
     """The sums of a layer, without bias."""
     plain = layer.replace(output_dtype="int32", activation=None)
-    return planned(plain, options).run(x, w, Quantization(x_zero_point=x_zero_point))
+    return computed(plain, options, x, w, Quantization(x_zero_point=x_zero_point))

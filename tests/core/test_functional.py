@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,6 +98,77 @@ def test_the_transposed_convolution_is_the_adjoint(stride: object, groups: int, 
     out = np.empty_like(y)
     assert autoconv.conv_transpose2d(x, w, bias, output_padding=extra, out=out, **shape, **quick) is out
     np.testing.assert_array_equal(out, biased)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"groups": 2}, LayerError, "groups=2: it must divide C=3"),
+        ({"groups": 2.0, "bias": np.ones(2, np.float32)}, LayerError, "groups=2.0: expected an integer"),
+        ({"groups": -1}, LayerError, "groups=-1: expected 1"),
+        ({"stride": 0}, LayerError, "stride=0: expected 1"),
+        ({"stride": -2}, LayerError, "stride=-2: expected 1"),
+        ({"stride": 1.5}, LayerError, "stride=1.5: expected an integer"),
+        ({"padding": 1.5}, LayerError, "padding=1.5: expected an integer"),
+        ({"dilation": (1, 1.5)}, LayerError, "dilation[1]=1.5: expected an integer"),
+        ({"output_padding": -1}, LayerError, "output_padding=-1: expected 0"),
+        ({"output_padding": (0, 2), "stride": (3, 2)}, ArrayError, "output_padding=(0, 2): expected less than the str"),
+        ({"layout": "nchw"}, LayerError, "layout='nchw': expected one of 'NCHW', 'NHWC'"),
+        ({"x": np.ones((1, 3, 4, 4), ">f4")}, ArrayError, "x is >f4: expected the order of bytes of this machine"),
+        ({"x": np.ones((1, 3, 0, 4), np.float32)}, LayerError, "H=0: expected 1"),
+        ({"w": np.ones((2, 3, 3, 3), np.float32)}, ArrayError, "w has shape (2, 3, 3, 3): expected 3 in the first"),
+    ],
+)
+def test_a_transposed_convolution_names_what_it_was_given(
+    given: dict[str, object], error: type, words: str, quick: dict[str, object]
+) -> None:
+    arrays = {"x": np.ones((1, 3, 4, 4), np.float32), "w": np.ones((3, 2, 3, 3), np.float32)}
+    with pytest.raises(error) as caught:
+        autoconv.conv_transpose2d(**(arrays | given | quick))
+    assert str(caught.value).startswith(words)
+
+
+def float32(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+X, W, DY, SEVEN = float32(1, 4, 6, 6), float32(4, 2, 3, 3), float32(1, 4, 4, 4), float32(7)
+BYTES = X.astype(np.uint8), float32(5, 4, 3, 3).astype(np.int8)
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "profile", "heuristic", "cached", "direct"])
+@pytest.mark.parametrize(
+    ("convolve", "given", "name"),
+    [
+        (autoconv.conv2d, (X, W), "w"),  # without its groups
+        (autoconv.conv2d, (X, W.astype(np.float64), None, {"groups": 2}), "w"),
+        (autoconv.conv2d, (X, W, SEVEN, {"groups": 2}), "bias"),
+        (autoconv.conv2d, (X, W, None, {"groups": 2, "residual": X}), "residual"),
+        (autoconv.conv2d, (X, W, None, {"groups": 2, "activation": "prelu"}), "slope"),
+        (autoconv.conv2d, (X, W, None, {"groups": 2, "slope": SEVEN}), "slope"),
+        (autoconv.conv2d, (X, W, None, {"groups": 2, "out": X}), "out"),
+        (autoconv.conv2d, (X, W, None, {"groups": 2, "padding": 1, "out": X}), "out: expected memory of its own"),
+        (autoconv.conv2d_dgrad, (DY, W.astype(np.float64), {"input_size": (6, 6), "groups": 2}), "w"),
+        (autoconv.conv2d_dgrad, (DY, W, {"input_size": (6, 6), "groups": 2, "out": DY}), "out"),
+        (autoconv.conv2d_wgrad, (X, DY.astype(np.float64), {"filter_size": (3, 3)}), "dy"),
+        (autoconv.conv2d_wgrad, (X, DY, {"filter_size": (3, 3), "out": W}), "out"),
+        (autoconv.conv_transpose2d, (X, W.astype(np.float64)), "w"),
+        (autoconv.conv_transpose2d, (X, W, SEVEN), "bias"),
+        (autoconv.conv_transpose2d, (X, W, None, {"out": X}), "out"),
+        (autoconv.conv2d_quantized, (BYTES[0], BYTES[1][:, :2]), "w"),
+        (autoconv.conv2d_quantized, (BYTES[0], BYTES[1][:, :2], None, {"w_zero_point": 3}), "w"),
+        (autoconv.conv2d_quantized, (*BYTES, SEVEN.astype(int)), "bias"),
+    ],
+)
+def test_nothing_is_planned_for_arrays_that_do_not_fit(
+    convolve: Any, given: tuple[Any, ...], name: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[object] = []
+    monkeypatch.setattr(functional_operands, "plan", lambda *given, **options: planned.append(given))
+    *arrays, options = given if isinstance(given[-1], dict) else (*given, {})
+    with pytest.raises(ArrayError, match=f"^{name}"):
+        convolve(*arrays, **options, mode=mode)
+    assert not planned
 
 
 def test_a_candidate_that_adds_no_bias_may_be_named_for_a_transposed_convolution() -> None:
@@ -227,17 +299,6 @@ def test_what_does_not_fit_is_refused(quick: dict[str, object]) -> None:
         autoconv.conv2d_dgrad(dy, w, input_size=6, **quick)
     with pytest.raises(ArrayError, match="filter_size"):
         autoconv.conv2d_wgrad(x, dy, filter_size=(3,), **quick)
-    with pytest.raises(ArrayError, match="output_padding=1: expected less than the stride"):
-        autoconv.conv_transpose2d(dy, w, output_padding=1, **quick)
-    with pytest.raises(ArrayError, match=r"w has shape \(3, 2, 3, 3\): expected 2 in the first place"):
-        autoconv.conv_transpose2d(x, w, **quick)
-    for name in ("stride", "padding", "dilation"):
-        with pytest.raises(ArrayError, match=f"{name}=1.5: expected one integer or a pair"):
-            autoconv.conv_transpose2d(dy, w, **({name: 1.5} | quick))  # type: ignore[arg-type]
-    with pytest.raises(LayerError, match="stride=0: expected 1"):
-        autoconv.conv_transpose2d(dy, w, stride=0, **quick)
-    with pytest.raises(LayerError, match="groups=-1: expected 1"):
-        autoconv.conv_transpose2d(dy, w, groups=-1, **quick)
     autoconv.conv2d(x, w, groups=1, padding=1, **quick)
     for name, value in (("groups", 1.0), ("padding", True)):  # equal to what has been seen, but no integers
         with pytest.raises(LayerError, match=f"{name}={value}: expected an integer"):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from autoconv.algorithm import Array, Candidate, Kernel
 from autoconv.common.arrays import like
-from autoconv.common.epilogue import activations
-from autoconv.common.epilogue.quantization import Quantization, operand_of
-from autoconv.common.packed_weights import PackedWeights as PackedWeights  # whose name belongs to plans
+from autoconv.common.epilogue.quantization import Quantization
+from autoconv.common.packed_weights import PackedWeights
 from autoconv.common.text import count, duration
 from autoconv.device import Device
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer
+from autoconv.plans.signature import Signature
 from autoconv.records.explanation import candidate_table
 from autoconv.records.limits import Limits
 from autoconv.records.schema import Facts
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from autoconv.tuning.candidates import CandidateSet
 
 Source = Literal["profile", "cache", "heuristic", "user"]
-
-_OPERAND_NAMES = {"fwd": ("x", "w", "y"), "dgrad": ("dy", "w", "dx"), "wgrad": ("x", "dy", "dw")}
 
 
 class Plan:
@@ -71,11 +69,8 @@ class Plan:
         self.limits, self.timed = limits, timed
         self._make_kernel = make_kernel
         self._binding = (layer, candidate, device, limits.denormals)
-        self._names = _OPERAND_NAMES[layer.direction]
-        self._a_shape, self._b_shape = layer.input_shapes
-        self._dtype, self._b_dtype = layer.numpy_dtype, layer.w_numpy_dtype
+        self._signature = Signature(layer, device)
         self._out_shape, self._out_dtype = layer.output_shape, layer.output_numpy_dtype
-        self._finishes = layer.channel_values > 0 or layer.residual or layer.quantized  # takes operands of an epilogue
         self._workspaces: dict[int, Array] = {}  # by thread, stream or capture
         self._packed: dict[int, Array] = {}
         self._pinned: list[Array] = []  # copies that graphs read
@@ -215,7 +210,8 @@ class Plan:
         ------
         ArrayError
             For a wrong shape, dtype, layout or device, a bias, residual or slope that the layer does not have (or the
-            lack of one that it has), and an `out` that is not contiguous, not writable, or overlaps.
+            lack of one that it has), and an `out` that is not contiguous, not writable, a view that PyTorch negates
+            when it is read, or overlaps.
 
         Examples
         --------
@@ -229,17 +225,16 @@ class Plan:
         if device.elsewhere():
             with device.selected():
                 return self.run(x, w, bias, residual, out, slope)
-        foreign = None if device.owns(x) else x
-        a = self._operand(x, self._names[0], self._a_shape)
+        signature, foreign = self._signature, None if device.owns(x) else x
+        a = self._ready(signature.first(x))
         stream = device.stream()
         workspace = self._scratch(self._workspaces, stream, kernel.workspace_bytes)
         packs = type(w) is PackedWeights
-        b = self._unwrap(w) if packs else self._operand(w, self._names[1], self._b_shape, self._b_dtype)
-        y = device.empty(self._out_shape, self._out_dtype) if out is None else self._output(out, a, b)
-        if bias is not None or residual is not None or slope is not None or self._finishes:
-            bias, residual = self._epilogue(bias, residual, slope)
-            if out is not None and any(t is not None and device.overlap(y, t) for t in (bias, residual)):
-                raise ArrayError("out: expected memory of its own, got an array that overlaps bias, residual or slope")
+        b = self._unwrap(w) if packs else self._ready(signature.second(w))
+        y = device.empty(self._out_shape, self._out_dtype) if out is None else signature.output(out, a, b)
+        if bias is not None or residual is not None or slope is not None or signature.finishes:
+            values, residual = signature.epilogue(bias, residual, slope, None if out is None else y)
+            bias, residual = self._joined(values), None if residual is None else self._ready(residual)
         if kernel.packed_bytes and not packs:
             packed = self._scratch(self._packed, stream, kernel.packed_bytes)
             kernel.pack(b, packed)
@@ -282,12 +277,12 @@ class Plan:
         if self.layer.direction == "wgrad":
             raise ArrayError("w: wgrad computes the filters' gradient, so there are no weights to pack")
         with self.device.selected():
-            b = self._operand(w, "w", self._b_shape, self._b_dtype)
+            b = self._ready(self._signature.second(w))
             if self.kernel.packed_bytes:
                 packed = self.device.buffer(self.kernel.packed_bytes)
                 self.kernel.pack(b, packed)
             else:
-                packed = self.device.empty(self._b_shape, self._b_dtype)
+                packed = self.device.empty(b.shape, b.dtype)
                 packed[...] = b
             self.device.synchronize()
         return PackedWeights(self._binding, packed)
@@ -297,61 +292,19 @@ class Plan:
         found = kept.pop(stream, None)
         return self.device.buffer(nbytes) if found is None else found
 
-    def _operand(self, array: Any, name: str, shape: tuple[int, ...], dtype: Any = None) -> Array:
-        device, dtype = self.device, dtype or self._dtype
-        if not device.owns(array):
-            array = device.adopt(array, name)
-        if array.shape != shape or array.dtype != dtype:
-            raise ArrayError(
-                f"{name}: expected {dtype} {shape} for the {self.layer.layout} layer {self.layer}, "
-                f"got {array.dtype} {tuple(array.shape)}"
-            )
-        if device.ready(array):
+    def _ready(self, array: Array) -> Array:
+        """An operand as kernels can take it: itself, or a copy."""
+        if self.device.ready(array):
             return array
-        fresh = device.empty(shape, dtype)
+        fresh = self.device.empty(array.shape, array.dtype)
         fresh[...] = array
         return self._kept(fresh)
-
-    def _output(self, out: Any, a: Array, b: Array) -> Array:
-        device = self.device
-        y = out if device.owns(out) else device.adopt(out, "out", written=True)
-        if y.shape != self._out_shape or y.dtype != self._out_dtype:
-            raise ArrayError(
-                f"out: expected {self._out_dtype} {self._out_shape} for {self._names[2]} of the {self.layer.layout} "
-                f"layer {self.layer}, got {y.dtype} {tuple(y.shape)}"
-            )
-        if not device.ready(y):
-            raise ArrayError("out: expected a contiguous array with aligned elements, as a new one is")
-        if not device.writable(y):
-            raise ArrayError("out: expected a writable array, got a read-only one")
-        if device.overlap(y, a) or device.overlap(y, b):
-            raise ArrayError("out: expected memory of its own, got an array that overlaps an operand")
-        return y
-
-    def _epilogue(self, bias: Any, residual: Any, slope: Any) -> tuple[Array | None, Array | None]:
-        """The operands of the epilogue as kernels take them: bias and slopes in one, and the residual."""
-        layer = self.layer
-        if layer.quantized:
-            if residual is None and slope is None:
-                return operand_of(layer, bias), None
-            bias = None
-        ends = ("bias", bias, layer.bias), ("residual", residual, layer.residual)
-        for name, given, there in (*ends, ("slope", slope, activations.has_slopes(layer.activation))):
-            if given is None and there:
-                raise ArrayError(f"{name}: expected an array, as the layer has one ({self.layer}), got None")
-            if given is not None and not there:
-                raise ArrayError(f"{name}: expected None, as the layer has none ({self.layer}), got an array")
-        given = (("bias", bias), ("slope", slope))
-        values = [self._operand(one, name, (layer.output_channels,)) for name, one in given if one is not None]
-        if residual is not None:
-            residual = self._operand(residual, "residual", self._out_shape)
-        return self._joined(values), residual
 
     def _joined(self, values: list[Array]) -> Array | None:
         """Arrays of a value for each channel, one behind the other."""
         if len(values) < 2:
-            return values[0] if values else None
-        fresh = self.device.empty((self.layer.channel_values,), self._dtype)
+            return self._ready(values[0]) if values else None
+        fresh = self.device.empty((self.layer.channel_values,), values[0].dtype)
         for n, one in enumerate(values):
             fresh[n * len(one) : (n + 1) * len(one)] = one
         return self._kept(fresh)
