@@ -248,8 +248,8 @@ def conv_transpose2d(
     padding : int or (height, width)
         Rows and columns cut from each side of the full result.
     output_padding : int or (height, width)
-        Rows and columns added at the bottom and right; less than the stride, so that `conv2d` of the
-        result has the size of `x`.
+        Rows and columns added at the bottom and right; less than the stride or the dilation, each on its axis. Where
+        it is less than the stride, `conv2d` of the result has the size of `x`.
     dilation : int or (height, width)
     groups : int
     layout : "NCHW" or "NHWC"
@@ -269,7 +269,7 @@ def conv_transpose2d(
     Raises
     ------
     ArrayError, LayerError, PlanError
-        As for `conv2d`, and for shapes that do not fit each other.
+        As for `conv2d`, for shapes that do not fit each other, and for more `output_padding`.
 
     Examples
     --------
@@ -291,14 +291,19 @@ def conv_transpose2d(
         arguments.integer(extent, name, 1)
     if C % groups:
         raise LayerError(f"groups={groups}: it must divide C={C}")
-    if oh >= sh or ow >= sw:
-        raise ArrayError(f"output_padding={output_padding}: expected less than the stride {sh, sw}")
+    if oh >= max(sh, dh) or ow >= max(sw, dw):
+        given = f"the stride {sh, sw} or the dilation {dh, dw}"
+        raise ArrayError(f"output_padding={output_padding}: expected less than {given}")
     size = (H - 1) * sh - 2 * ph + dh * (R - 1) + oh + 1, (W - 1) * sw - 2 * pw + dw * (S - 1) + ow + 1
     if min(size) < 1:
         full = "x".join(str(n + 2 * p) for n, p in zip(size, (ph, pw), strict=True))
         raise LayerError(f"padding={ph, pw}: expected to leave something of {full} pixels")
     if bias is not None:
         bias = _bias(bias, K_group * groups, a.dtype, device)
+    if oh >= sh or ow >= sw:  # `conv2d` of the result is larger than x, which zeros make up for
+        more = (0, 0), (0, oh // sh), (0, ow // sw)
+        with device.selected():
+            a = device.xp.pad(a, ((0, 0), *(more if layout == "NCHW" else (*more[1:], more[0]))))
     geometry = (sh, sw), (ph, pw), (dh, dw), groups
     y = _biased((a, b, bias, None, target), size, geometry, layout, options)
     return out if out is not None else like(x, back(y))

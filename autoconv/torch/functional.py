@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.nn.functional import pad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from autoconv.common import arguments
@@ -116,7 +117,7 @@ def conv_transpose2d(
     padding : int or (height, width)
         Rows and columns cut from each side of the full result.
     output_padding : int or (height, width)
-        Rows and columns added at the bottom and right, fewer than the stride.
+        Rows and columns added at the bottom and right, fewer than the stride or the dilation, each on its axis.
     groups : int
     dilation : int or (height, width)
     mode : str
@@ -198,8 +199,15 @@ def _transposed(
 ) -> Tensor:  # fmt: skip
     stride, dilation = _pair(stride, "stride", 1), _pair(dilation, "dilation", 1)
     groups = arguments.integer(groups, "groups", 1)
-    (top, left), extra = _pair(padding, "padding", 0), _pair(output_padding, "output_padding", 0)
-    return operators.conv_transpose2d(x, w, bias, extra, stride, (top, top, left, left), dilation, groups, *options)
+    (top, left), (down, across) = _pair(padding, "padding", 0), _pair(output_padding, "output_padding", 0)
+    (rows, columns), (height, width) = stride, dilation
+    if down >= max(rows, height) or across >= max(columns, width):
+        given = f"the stride {stride} or the dilation {dilation}"
+        raise ArrayError(f"output_padding={down, across}: expected less than {given}")
+    if down >= rows or across >= columns:  # zeros that follow the input give the same, with less than the stride
+        x = pad(x, (0, across // columns, 0, down // rows))
+    extra, sides = (down % rows, across % columns), (top, top, left, left)
+    return operators.conv_transpose2d(x, w, bias, extra, stride, sides, dilation, groups, *options)
 
 
 def check_options(mode: object, exact: object, vendors: object) -> None:

@@ -100,6 +100,25 @@ def test_the_transposed_convolution_is_the_adjoint(stride: object, groups: int, 
     np.testing.assert_array_equal(out, biased)
 
 
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(("stride", "padding", "extra"), [((1, 3), (0, 2), (3, 2)), ((2, 1), (1, 0), (1, 1))])
+def test_a_transposed_convolution_may_be_larger_than_its_sums_reach(
+    stride: tuple[int, int], padding: tuple[int, int], extra: tuple[int, int], layout: str, quick: dict[str, object]
+) -> None:
+    rng = np.random.default_rng(0)
+    x, w, bias = rng.standard_normal((2, 4, 5, 4)), rng.standard_normal((4, 3, 3, 2)), rng.standard_normal(6)
+    shape = {"stride": stride, "dilation": (4, 2), "groups": 2}
+    (top, left), (down, across) = padding, extra
+    full = np.pad(autoconv.conv_transpose2d(x, w, **shape, **quick), ((0, 0), (0, 0), (0, down), (0, across)))
+    want = full[:, :, top : full.shape[2] - top, left : full.shape[3] - left] + bias.reshape(-1, 1, 1)
+    if layout == "NHWC":
+        x, w, want = (np.ascontiguousarray(array.transpose(0, 2, 3, 1)) for array in (x, w, want))
+    out = np.empty_like(want, order="C")
+    more = {"padding": padding, "output_padding": extra, "layout": layout, "out": out}
+    assert autoconv.conv_transpose2d(x, w, bias, **shape, **more, **quick) is out
+    np.testing.assert_allclose(out, want)
+
+
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [

@@ -27,6 +27,8 @@ CASES: dict[str, dict[str, Any]] = {
     "grouped": {"groups": 2, "stride": [2], "padding": 1},
     "dilated": {"dilation": (2, 1), "padding": (2, 1)},
     "without bias": {"stride": 2, "bias": False},
+    "larger than the sums reach": {"dilation": (4, 2), "padding": (1, 0), "output_padding": (3, 1), "groups": 2},
+    "more below than the stride": {"stride": (2, 3), "dilation": (4, 1), "padding": 2, "output_padding": (3, 2)},
 }
 
 

@@ -62,6 +62,9 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "ours, transposed": (
         lambda: autoconv.torch.ConvTranspose2d(4, 6, 3, stride=2, padding=(1, 0), output_padding=1, groups=2), IMAGES,
     ),
+    "ours, transposed, more than the sums reach": (
+        lambda: autoconv.torch.ConvTranspose2d(4, 6, 3, padding=(1, 0), dilation=(4, 2), output_padding=(3, 1)), IMAGES,
+    ),
     "batch norm": (lambda: nn.BatchNorm2d(4), IMAGES),
     "batch norm, plain": (lambda: nn.BatchNorm2d(4, affine=False), IMAGES),
     "layer norm": (lambda: nn.LayerNorm([7, 6]), IMAGES),
