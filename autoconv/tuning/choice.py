@@ -89,7 +89,7 @@ def choose(request: Request, mode: object, once_more: bool = False) -> Choice:
         known = again(request)
         facts = known.facts
     if timing and request.limits.tolerance is not None:
-        known = finer(request, known)
+        known = finer(request, known, mode)
         facts = known.facts
     facts, ranked = _ranked(request, facts)
     if ranked:

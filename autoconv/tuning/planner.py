@@ -102,9 +102,10 @@ def plan(
         float32) may count as 0, which costs nothing; or are kept, at which many processors are slow. Times are those
         of normal numbers in either case.
     budget : float, optional
-        Seconds the timing may take; compilation and verification come on top, and under new versions of the libraries
-        that times depend on as many seconds once more. In mode "hybrid", no further candidate is begun once compilation
-        and verification have taken 2.5 times as long, and two are ready.
+        Seconds that a race may take; compilation and verification come on top. There are further races, of as many
+        seconds each, under new versions of the libraries that times depend on, and of finer forms of what a tolerance
+        leaves out. In mode "hybrid", no further candidate of a race is begun once compilation and verification have
+        taken 2.5 times as long, and two are ready.
     cache : TuningCache, optional
         Where facts are kept; the user's own unless given.
     isolate : bool

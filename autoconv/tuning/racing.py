@@ -107,7 +107,7 @@ def again(request: Request) -> Known:
         return _race(request, known, _Left(near)) if len(near) > 1 else known
 
 
-def challenge(request: Request, candidates: Sequence[Candidate]) -> Known:
+def challenge(request: Request, candidates: Sequence[Candidate], preparing: float | None = None) -> Known:
     """What is known after a race of candidates that the caller has chosen, those of them that the records do not hold.
 
     Parameters
@@ -115,14 +115,16 @@ def challenge(request: Request, candidates: Sequence[Candidate]) -> Known:
     request : Request
     candidates : sequence of Candidate
         Of its candidate set.
+    preparing : float, optional
+        Seconds for building and verifying them, as `Measurement` takes them.
     """
     with _alone(request):
         known = look_up(request)
         new = [candidate for candidate in candidates if _unknown(request, known, candidate)]
-        return _race(request, known, _Left(new)) if new else known
+        return _race(request, known, _Left(new, preparing=preparing)) if new else known
 
 
-def finer(request: Request, known: Known) -> Known:
+def finer(request: Request, known: Known, mode: str) -> Known:
     """What is known after a race of finer forms of those that a tolerance leaves out, as far as they might win.
 
     Parameters
@@ -131,6 +133,7 @@ def finer(request: Request, known: Known) -> Known:
         With a tolerance.
     known : Known
         After all else has been timed.
+    mode : "profile" or "hybrid"
     """
     limits, found = request.limits, dict[Candidate, float]()
     allowed = ranking(known.facts, limits, request.layer.bytes)
@@ -140,10 +143,10 @@ def finer(request: Request, known: Known) -> Known:
             form = finer_form(request.algorithms[candidate.algorithm], request.layer, candidate)
             if form is not None and not limits.why_not(replace(facts, error=form.share * facts.error)):
                 found[form.candidate] = limits.cost(facts)
-    chosen = [form for form in sorted(found, key=found.__getitem__) if form not in known.facts][:NEAREST]
-    if not chosen:
+    new = [form for form in sorted(found, key=found.__getitem__) if _unknown(request, known, form)]
+    if not new:
         return known
-    challenged = challenge(request, chosen)
+    challenged = challenge(request, new[:NEAREST], _preparing(request, mode))
     return replace(challenged, timed=known.timed + challenged.timed)
 
 

@@ -17,7 +17,9 @@ from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Race
-from autoconv.tuning.candidates import CandidateSet, expected, finer_form
+from autoconv.tuning import racing
+from autoconv.tuning.candidates import CandidateSet, FinerForm, expected, finer_form
+from autoconv.tuning.measurement import Measurement
 from autoconv.tuning.staleness import note
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
@@ -25,8 +27,9 @@ LAYER = ConvLayer(N=1, C=128, H=14, W=14, K=32, R=3, S=3, padding=1)
 OPTIONS: dict[str, Any] = {"vendors": False, "weights": "constant"}
 
 
-def test_where_a_tolerance_leaves_out_the_fastest_its_finer_form_is_timed(tmp_path: Path) -> None:
-    cache, device = TuningCache(tmp_path, None), CPU.current()
+def recorded(cache: TuningCache) -> tuple[FinerForm, float]:
+    """The finer form of what wins on record without a tolerance, and a tolerance that it keeps, and the winner not."""
+    device = CPU.current()
     winograd = registry.by_name(device)["winograd"]
     found = {}
     for m, time, error in (("6x6", 1e-9, 2e-6), ("2x2", 1.0, 1e-7)):  # as the record says
@@ -37,7 +40,12 @@ def test_where_a_tolerance_leaves_out_the_fastest_its_finer_form_is_timed(tmp_pa
     cache.add(LAYER.key(), device.key, race)
     form = finer_form(winograd, LAYER, next(iter(found)))
     assert form is not None
-    enough = 1.3 * form.share * 2e-6
+    return form, 1.3 * form.share * 2e-6
+
+
+def test_where_a_tolerance_leaves_out_the_fastest_its_finer_form_is_timed(tmp_path: Path) -> None:
+    cache = TuningCache(tmp_path, None)
+    form, enough = recorded(cache)
     for mode, tolerance, timed in (
         ("profile", None, 0),
         ("heuristic", enough, 0),
@@ -50,6 +58,23 @@ def test_where_a_tolerance_leaves_out_the_fastest_its_finer_form_is_timed(tmp_pa
         assert (str(form.candidate) in made.timings) == (timed > 0)
     assert made.facts[str(form.candidate)].error < enough
     assert fresh(LAYER, "profile", cache=cache, tolerance=enough, **OPTIONS).timed == 0
+
+
+def test_a_finer_form_that_a_budget_has_not_reached_has_its_turn_with_a_larger_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, prepared = TuningCache(tmp_path, None), list[float | None]()
+
+    def measurement(*arguments: Any, preparing: float | None, **options: Any) -> Measurement:
+        prepared.append(preparing)
+        return Measurement(*arguments, preparing=preparing, **options)
+
+    monkeypatch.setattr(racing, "Measurement", measurement)
+    form, enough = recorded(cache)
+    for mode, budget, reached in (("hybrid", 0.0, False), ("profile", 0.0, False), ("hybrid", 60.0, True)):
+        made = fresh(LAYER, mode, cache=cache, tolerance=enough, budget=budget, **OPTIONS)
+        assert (str(form.candidate) in made.timings) == reached != made.cut_short
+    assert prepared == [0.0, 60.0 * racing.PREPARING]
 
 
 def test_what_errs_no_less_is_no_finer_form() -> None:
