@@ -190,7 +190,7 @@ def restore(suite: Suite, jobs: list[Row], folder: Path) -> None:
                 row.slow = layer.get("slow", 0)
                 row.recorded, row.version = layer.get("recorded"), layer.get("version")
         suite.whole, suite.shares = stored["in_sequence"], stored["shares"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path}: expected a result of `autoconv bench`, got {error!r}") from None

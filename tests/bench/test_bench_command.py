@@ -107,9 +107,10 @@ def test_a_result_goes_on_where_it_ended(place: Path) -> None:
     assert stored["means"]["torch"]["layers"] == 2
     with pytest.raises(ConfigError, match="rounds: expected 3 as in this run, got 2"):
         race.run_suite(net, 1, setting("torch", rounds=3), baselines=entrants, folder=place / "out")
-    path.write_text("[]")
-    with pytest.raises(ConfigError, match="expected a result of `autoconv bench`"):
-        race.run_suite(net, 1, wanted, baselines=entrants, folder=place / "out")
+    for strange in ("[]", "[" * 100_000):
+        path.write_text(strange)
+        with pytest.raises(ConfigError, match="expected a result of `autoconv bench`"):
+            race.run_suite(net, 1, wanted, baselines=entrants, folder=place / "out")
 
 
 def test_an_interruption_loses_nothing_of_an_earlier_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,6 +268,35 @@ def test_a_race_that_cannot_be_kept_is_shown(path: Path, tmp_path: Path, monkeyp
 
 
 @kernels
+def test_a_file_that_could_not_keep_a_race_is_refused_before_it_and_costs_no_table_after_it(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, raced = tmp_path / "kept", list[str]()
+
+    class Spoiling(Contestant):
+        def sample(self) -> float:
+            raced.append(self.name)
+            (folder / "networks.json").write_text("[" * 100_000, encoding="utf-8")
+            return super().sample()
+
+    monkeypatch.setattr(networks_race, "RuntimeProcess", Spoiling)
+    monkeypatch.setattr(Runtime, "missing", lambda self: [])
+    monkeypatch.setattr(Runtime, "version", "1.0")
+    arguments = ["run", str(path), "--batch", "2", "--threads", "1", "--repeat", "1", "--against", "mnn"]
+    arguments += ["--rounds", "6", "-o", str(folder)]
+    done = CliRunner().invoke(cli, arguments, standalone_mode=False)
+    assert done.return_value == FAILED
+    assert any(line.split()[:1] == ["mnn"] for line in done.stdout.splitlines())
+    assert f"error: {folder / 'networks.json'}: expected races of networks: " in done.stderr
+    raced.clear()
+    for strange in ("[" * 100_000, '{"networks": [{"network": "a", "batch": "1"}]}'):
+        (folder / "networks.json").write_text(strange, encoding="utf-8")
+        refused = CliRunner().invoke(cli, arguments, standalone_mode=False)
+        assert isinstance(refused.exception, ConfigError)
+        assert not raced
+
+
+@kernels
 def test_a_network_without_steps_and_inputs_of_any_name_are_run_and_raced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

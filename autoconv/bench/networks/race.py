@@ -222,18 +222,34 @@ def keep(found: NetworkRace, folder: Path, file: str = FILE) -> None:
     Raises
     ------
     ConfigError
-        When there is such a file that cannot be read.
+        As `kept` does.
     """
     if OURS not in found.times:
         return
-    path, row = folder / file, found.to_json()
+    row = found.to_json()
+    rows = [*(other for other in kept(folder, file) if _identity(other) != _identity(row)), row]
+    write(folder / file, {"networks": sorted(rows, key=_identity)})
+
+
+def kept(folder: Path, file: str = FILE) -> list[dict[str, Any]]:
+    """The races in a folder's file, none where there is no such file.
+
+    Raises
+    ------
+    ConfigError
+        When it is a file of something else.
+    """
+    path = folder / file
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["networks"] if path.exists() else []
-        rows = sorted([*(other for other in rows if _identity(other) != _identity(row)), row], key=_identity)
-    except (ValueError, KeyError, TypeError) as failure:
-        raise ConfigError(f"{path}: expected races of networks: {one_line(failure)}") from None
-    write(path, {"networks": rows})
+        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["networks"] if path.exists() else []
+        _ = [_identity(row) for row in rows]
+    except (ValueError, KeyError, TypeError, RecursionError) as failure:
+        raise ConfigError(f"{path}: expected races of networks: {one_line(failure, 200)}") from None
+    return rows
 
 
 def _identity(row: dict[str, Any]) -> tuple[str, int, int]:
-    return row["network"], row["batch"], row.get("threads", 0)
+    network, batch, threads = found = row["network"], row["batch"], row.get("threads", 0)
+    if (type(network), type(batch), type(threads)) != (str, int, int):
+        raise ValueError(f"got {found} as a network, its batch and threads")
+    return network, batch, threads

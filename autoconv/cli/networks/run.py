@@ -17,6 +17,7 @@ from autoconv.cli.options import tolerance as error
 from autoconv.cli.output import failure_line, print_json, say, status
 from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
+from autoconv.errors import ConfigError
 from autoconv.networks.compiled.loading import load
 from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.operators import random_inputs
@@ -117,7 +118,7 @@ def run(
     device = device_named(device_name, threads)
     net = load(model, batch, device=device, tolerance=None if tune else tolerance)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)  # or an error, before anything is timed
+        _check_folder(folder)
     if tune:
         net.tune(tolerance=tolerance)
     with device.selected():
@@ -167,13 +168,21 @@ def run(
     return FAILED if unkept is not None or (raced is not None and raced.failures) else OK
 
 
-def _why_not_kept(raced: NetworkRace, folder: Path) -> OSError | None:
+def _check_folder(folder: Path) -> None:
+    """An error where a folder could not keep a race, before there is one."""
+    from autoconv.bench.networks.race import kept
+
+    folder.mkdir(parents=True, exist_ok=True)
+    _ = kept(folder)
+
+
+def _why_not_kept(raced: NetworkRace, folder: Path) -> ConfigError | OSError | None:
     """Keep a race in a folder; or what is in the way, as a full disk, which is to cost no table."""
     from autoconv.bench.networks.race import keep
 
     try:
         keep(raced, folder)
-    except OSError as error:
+    except (ConfigError, OSError) as error:
         return error
     return None
 
