@@ -31,7 +31,7 @@ from autoconv.cli.options import (
     threads,
     words,
 )
-from autoconv.cli.output import failure_line, print_json, say, status
+from autoconv.cli.output import all_kept, failure_line, print_json, say, status
 from autoconv.common import split_products
 from autoconv.cpu.device import CPU, LEVELS, host_level
 from autoconv.errors import PlanError
@@ -222,7 +222,7 @@ def bench(
                     print_suite(done[-1])
     if as_json:
         print_json([to_json(suite) for suite in done])
-    failed = any(suite.incomplete or suite.unkept for suite in done)
+    failed = any(suite.incomplete or suite.unkept for suite in done) or not all_kept()
     if chart is not None:
         try:
             draw(done, chart)

@@ -20,7 +20,7 @@ from autoconv.cli.options import (
     threads,
     with_limits,
 )
-from autoconv.cli.output import failure_line, print_json, say
+from autoconv.cli.output import all_kept, failure_line, print_json, say
 from autoconv.errors import FAILURES
 from autoconv.tuning.planner import plan
 
@@ -68,7 +68,7 @@ def explain(
         click.echo("\n\n".join(found.explain() for found in plans))
     for line in failed:
         say("error", line)
-    return FAILED if failed else OK
+    return FAILED if failed or not all_kept() else OK
 
 
 def _plan_json(found: Plan) -> dict[str, Any]:

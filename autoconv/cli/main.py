@@ -45,8 +45,8 @@ def cli(ctx: click.Context) -> None:
 
     A NET is a YAML layer list, an ONNX file, or the name of one that comes with autoconv (see `autoconv info`).
 
-    Exit codes: 0 done; 1 something was refused or failed, and the rest was done; 2 bad usage or input;
-    130 interrupted, with what was done until then kept.
+    Exit codes: 0 done; 1 something was refused, failed, or could not be kept on disk, and the rest was done;
+    2 bad usage or input; 130 interrupted, with what was done until then kept.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

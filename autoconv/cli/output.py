@@ -14,6 +14,7 @@ import click
 
 from autoconv.common.text import count, one_line
 from autoconv.errors import ConfigError
+from autoconv.tuning.planner import resolved_cache
 
 if TYPE_CHECKING:
     from autoconv.tuning.measurement import Event
@@ -72,9 +73,15 @@ def notes_said() -> Iterator[None]:
         log.removeHandler(notes)
 
 
+def all_kept() -> bool:
+    """Whether all that was timed is on disk; where it is not, a warning has told why."""
+    return not resolved_cache(None).lost
+
+
 def say_interrupted(done: int, total: int) -> None:
     """That some layers are left, of those that are timed one after the other."""
-    say("error", f"interrupted: {done} of {count(total, 'layer')} done, and kept; the same command goes on from there")
+    further = "done, and kept; the same command goes on from there" if all_kept() else "done, and not all of it kept"
+    say("error", f"interrupted: {done} of {count(total, 'layer')} {further}")
 
 
 def status(line: str) -> None:

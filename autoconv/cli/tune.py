@@ -29,16 +29,15 @@ from autoconv.cli.options import (
     threads,
     with_limits,
 )
-from autoconv.cli.output import failure_line, print_cut_short, print_json, progress_bar, say, say_interrupted
+from autoconv.cli.output import all_kept, failure_line, print_cut_short, print_json, progress_bar, say, say_interrupted
 from autoconv.cli.tables import Row, Table
 from autoconv.common.text import count
 from autoconv.errors import FAILURES
 from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer, Network
 from autoconv.networks.compiled.loading import load
-from autoconv.records.cache import TuningCache
 from autoconv.tuning.choice import TIMING
-from autoconv.tuning.planner import plan, unwatch, watch
+from autoconv.tuning.planner import plan, resolved_cache, unwatch, watch
 
 if TYPE_CHECKING:
     from autoconv.plans import Plan
@@ -89,7 +88,7 @@ def tune(
     started = time.monotonic()
     end = None if budget is None else started + budget
     asked = [(path, *each) for path in nets for each in networks_of(path, batch)]
-    device, cache = device_named(device_name, threads), TuningCache()
+    device, cache = device_named(device_name, threads), resolved_cache(None)
     jobs = [(n, job) for n, (_, net, sizes) in enumerate(asked) for job in jobs_of([net], sizes, direction, device)]
     check_mode(mode, device)
     options = options_of_plan(limits) | {"device": device, "cache": cache, "isolate": isolate}
@@ -154,8 +153,7 @@ def tune(
     if interrupted:
         say_interrupted(len(done), len(jobs))
         return INTERRUPTED
-    lost = bool(timed) and not cache.persistent  # of which a warning has told
-    return FAILED if failed or failures or lost else OK
+    return FAILED if failed or failures or not all_kept() else OK
 
 
 def _tuned(named: NamedLayer, layer: ConvLayer, mode: str, options: dict[str, Any]) -> Row:

@@ -58,6 +58,11 @@ class TuningCache:
     system : path or None
         Folder of read-only files of records; those that are shipped unless given. None: no such folder.
 
+    Attributes
+    ----------
+    lost : bool
+        Whether a race that was added ends with this process, as it could not be written.
+
     Raises
     ------
     RecordError
@@ -80,6 +85,7 @@ class TuningCache:
         self.directory = cache_folder(directory)
         self.system = None if system is None else Path(system)
         self.store = TextStore(self.directory)  # of these records, and of what else is kept beside them
+        self.lost = False
         self._shipped: dict[str, dict[str, object]] = {}  # by device and layer, as read
         self._loaded: dict[str, tuple[str | None, Record | None]] = {}  # by key, with the text it was read from
 
@@ -142,6 +148,7 @@ class TuningCache:
             return text_of(own.with_race(race, newest=newest) if own else new)
 
         self.store.update(_key(layer_key, device_key), with_race)
+        self.lost |= newest and not self.persistent  # an older one has measured nothing now
         return self.load(layer_key, device_key) or new
 
     def records(self) -> Iterator[Record]:

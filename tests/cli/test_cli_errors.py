@@ -10,7 +10,8 @@ from commands import run
 
 from autoconv.cli import main
 from autoconv.cli.main import cli
-from autoconv.cli.output import ARGUMENTS, failure_line
+from autoconv.cli.output import ARGUMENTS, failure_line, say_interrupted
+from autoconv.tuning.planner import forget_plans
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -192,7 +193,7 @@ def test_a_bad_environment_is_bad_usage(
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("verb", "status", "shown"), [("explain", 0, "fwd-float32-NCHW-N1-C4"), ("tune", 1, "timed")])
+@pytest.mark.parametrize(("verb", "status", "shown"), [("explain", 1, "fwd-float32-NCHW-N1-C4"), ("tune", 1, "timed")])
 def test_a_folder_that_cannot_be_written_costs_persistence_only(
     verb: str, status: int, shown: str, place: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -219,15 +220,28 @@ def test_a_cache_that_cannot_be_used_is_a_warning_also_where_warnings_are_raised
 
 
 @pytest.mark.filterwarnings("default::autoconv.errors.CacheWarning")
-def test_a_tuning_that_could_not_be_kept_is_no_success(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["tune", "tiny.yaml", "--no-isolate"], "candidates timed"),
+        (["explain", "tiny.yaml:first", "--mode", "hybrid"], "GFLOP"),
+        (["sweep", "tiny.yaml:first", "--extent", "N", "--values", "1", "--no-isolate"], "as N grows"),
+    ],
+    ids=["tune", "explain", "sweep"],
+)
+def test_what_is_timed_and_could_not_be_kept_is_no_success(
+    arguments: list[str], shown: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (place / "file").write_text("")
     monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(place / "file" / "cache"))
-    assert main(["tune", "tiny.yaml", "--no-isolate"]) == 1
+    assert main(arguments) == 1
     captured = capsys.readouterr()
-    assert "candidates timed" in captured.out
+    assert shown in captured.out
     assert "tuning is remembered by this process only" in captured.err
+    say_interrupted(1, 2)
+    assert "interrupted: 1 of 2 layers done, and not all of it kept" in capsys.readouterr().err
+    forget_plans()
+    assert main(["explain", "tiny.yaml"]) == 0, "as nothing is timed"
 
 
 def test_the_process_exits_with_the_code_that_main_returns() -> None:

@@ -27,14 +27,14 @@ from autoconv.cli.options import (
     threads,
     with_limits,
 )
-from autoconv.cli.output import failure_line, print_cut_short, print_json, progress_bar, say, say_interrupted
+from autoconv.cli.output import all_kept, failure_line, print_cut_short, print_json, progress_bar, say, say_interrupted
 from autoconv.common.text import duration, print_table
 from autoconv.cpu.device import CPU
 from autoconv.errors import FAILURES
 from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.paths import write_whole
-from autoconv.records.cache import TuningCache
 from autoconv.tuning.choice import TIMING
+from autoconv.tuning.planner import resolved_cache
 
 if TYPE_CHECKING:
     from autoconv.bench.report.study import Studied
@@ -87,7 +87,7 @@ def sweep(
         raise click.UsageError("--values: expected --extent with one extent as well")
     if page is not None or pictures is not None:
         check_places(page, pictures)
-    layer, device, cache = _meant(what, batch, direction), cast(CPU, device_named("cpu", threads)), TuningCache()
+    layer, device, cache = _meant(what, batch, direction), cast(CPU, device_named("cpu", threads)), resolved_cache(None)
     check_mode(mode, device)
     jobs = [(e, v) for e in extents or EXTENTS for v in sorted(values or drawing.values_of(layer, e))]
     layers = [drawing.varied(layer, extent, value) for extent, value in jobs]
@@ -132,7 +132,7 @@ def sweep(
     if interrupted:
         say_interrupted(len(done), len(jobs))
         return INTERRUPTED
-    return FAILED if failed else OK
+    return FAILED if failed or not all_kept() else OK
 
 
 def _meant(what: str, batch: int | None, direction: str | None) -> ConvLayer:

@@ -12,7 +12,7 @@ from autoconv.bench import strategies
 from autoconv.bench.baselines import BASELINES
 from autoconv.bench.strategies import CHOOSING, Comparison
 from autoconv.cli.options import FAILED, OK, as_json, device_named, isolated, rounds, seconds, some_of, threads
-from autoconv.cli.output import failure_line, print_json, say, status
+from autoconv.cli.output import all_kept, failure_line, print_json, say, status
 from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
 from autoconv.tuning.timing.full_speed import slowness
@@ -75,7 +75,7 @@ def compare(
     for label, why in found.left_out.items():
         say("error", f"{label} is left out: {failure_line(why)}")
     unknown = any(math.isnan(cost.seconds) for name, cost in found.costs.items() if name in CHOOSING)
-    return FAILED if unknown or found.left_out else OK
+    return FAILED if unknown or found.left_out or not all_kept() else OK
 
 
 def _print(found: Comparison) -> None:

@@ -14,7 +14,7 @@ from autoconv import networks
 from autoconv.algorithm import Array
 from autoconv.cli.options import FAILED, OK, as_json, device_named, on_device, rounds, some_of, threads
 from autoconv.cli.options import tolerance as error
-from autoconv.cli.output import failure_line, print_json, say, status
+from autoconv.cli.output import all_kept, failure_line, print_json, say, status
 from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError
@@ -165,7 +165,8 @@ def run(
         say("error", f"{name}: {why}")
     if unkept is not None:
         say("error", failure_line(unkept))
-    return FAILED if unkept is not None or (raced is not None and raced.failures) else OK
+    failed = unkept is not None or (raced is not None and raced.failures)
+    return FAILED if failed or not all_kept() else OK
 
 
 def _check_folder(folder: Path) -> None:
