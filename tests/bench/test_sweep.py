@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,21 @@ def test_a_takeover_is_where_the_curves_cross() -> None:
     assert str(takeover) == "direct up to 4, fft from 16, crossing near 8"
     assert sweep.algorithms == ["direct", "fft"]
     assert sweep.curve("fft") == [(2, 8.0), (4, 8.0), (16, 8.0)]
+
+
+def test_what_the_limits_forbid_is_no_part_of_a_curve_and_another_library_is() -> None:
+    coarse, slow = (Candidate("fft", (("tile", tile),)) for tile in (16, 8))
+    points = []
+    for value, point in (at(4, direct=4.0, torch=1.0), at(16, direct=16.0, torch=2.0)):
+        of_torch = replace(point.facts[Candidate("torch")], vendor="torch", error=1e-3)
+        facts = dict(point.facts) | {Candidate("torch"): of_torch, slow: Facts("1", time=8.0, error=1e-7, samples=9)}
+        facts[coarse] = Facts("1", time=0.5, error=1e-4, samples=9)
+        winner = slow if value == 16 else Candidate("direct")
+        points.append((value, replace(point, facts=facts, limits=replace(point.limits, tolerance=1e-6), winner=winner)))
+    sweep = Sweep("C", tuple(points))
+    assert sweep.curve("fft") == [(4, 8.0), (16, 8.0)]
+    assert sweep.curve("torch") == [(4, 1.0), (16, 2.0)]
+    assert sweep.takeovers[0].at == pytest.approx(8)
 
 
 def test_no_crossing_is_made_up_where_a_curve_ends() -> None:

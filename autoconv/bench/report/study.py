@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,8 +78,19 @@ class Studied:
     @functools.cached_property
     def fastest(self) -> dict[str, Candidate]:
         """The fastest candidate of every algorithm, the fastest algorithm first."""
+        return self._fastest_among(self.facts)
+
+    @functools.cached_property
+    def fastest_allowed(self) -> dict[str, Candidate]:
+        """Likewise, of those that the limits allow, and of other libraries, be they allowed or not."""
+        facts = self.facts.items()
+        return self._fastest_among(
+            c for c, found in facts if found.vendor is not None or not self.limits.why_not(found)
+        )
+
+    def _fastest_among(self, candidates: Iterable[Candidate]) -> dict[str, Candidate]:
         found: dict[str, Candidate] = {}
-        for candidate in sorted(self.facts, key=self.seconds):
+        for candidate in sorted(candidates, key=self.seconds):
             found.setdefault(candidate.algorithm, candidate)
         return found
 

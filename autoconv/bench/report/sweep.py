@@ -48,19 +48,19 @@ class Sweep:
 
     @property
     def algorithms(self) -> list[str]:
-        """Those that were timed anywhere, the most often fastest ones first."""
+        """Those that were timed, and allowed, anywhere, the most often fastest ones first."""
         found: dict[str, int] = {}
         for _, studied in self.points:
-            for algorithm in studied.fastest:
+            for algorithm in studied.fastest_allowed:
                 found[algorithm] = found.get(algorithm, 0) + (algorithm == studied.winner.algorithm)
         return sorted(found, key=lambda algorithm: (-found[algorithm], algorithm))
 
     def curve(self, algorithm: str) -> list[tuple[int, float]]:
-        """Seconds of the algorithm's fastest candidate, at the values at which it was timed."""
+        """Seconds of the algorithm's fastest candidate that the limits allow, at the values at which there is one."""
         return [
-            (value, studied.seconds(studied.fastest[algorithm]))
+            (value, studied.seconds(studied.fastest_allowed[algorithm]))
             for value, studied in self.points
-            if algorithm in studied.fastest
+            if algorithm in studied.fastest_allowed
         ]
 
     @property
@@ -84,7 +84,7 @@ class Takeover:
     low, high : int
         The last value that the one wins, and the first that the other wins.
     at : float or None
-        Where their curves cross between these; None where one of them was not timed at both.
+        Where their curves cross between these; None where one of them was not timed, or not allowed, at both.
     """
 
     old: str
@@ -101,10 +101,10 @@ class Takeover:
 def _crossing(low: int, before: Studied, high: int, after: Studied) -> float | None:
     """Where two curves meet that are straight between two points, both axes being logarithmic."""
     old, new = before.winner.algorithm, after.winner.algorithm
-    if new not in before.fastest or old not in after.fastest:
+    if new not in before.fastest_allowed or old not in after.fastest_allowed:
         return None
-    ahead = math.log(before.seconds(before.fastest[new]) / before.seconds(before.fastest[old]))
-    behind = math.log(after.seconds(after.fastest[old]) / after.seconds(after.fastest[new]))
+    ahead = math.log(before.seconds(before.fastest_allowed[new]) / before.seconds(before.fastest_allowed[old]))
+    behind = math.log(after.seconds(after.fastest_allowed[old]) / after.seconds(after.fastest_allowed[new]))
     if ahead < 0 or behind < 0 or ahead + behind == 0:  # within the noise a smaller workspace wins
         return None
     return low * math.pow(high / low, ahead / (ahead + behind))
@@ -193,8 +193,8 @@ def charts(sweeps: Sequence[Sweep]) -> list[Chart]:
         Chart(
             f"sweep-{sweep.extent}",
             f"As {sweep.extent} grows: {EXTENTS[sweep.extent]}",
-            "Operations of the direct sum per second, by the fastest candidate of each algorithm. The rings are "
-            "winners: of those within the noise one with little workspace. The level line is the measured peak, "
+            "Operations of the direct sum per second, by the fastest allowed candidate of each algorithm. The rings "
+            "are winners: of those within the noise one with little workspace. The level line is the measured peak, "
             f"the dashed ones are where another algorithm takes over. {_story(sweep)}.",
             lambda pen: 5.0 if pen.narrow else 4.6,
             functools.partial(_draw, sweep),

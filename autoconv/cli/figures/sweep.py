@@ -149,7 +149,7 @@ def _meant(what: str, batch: int | None, direction: str | None) -> ConvLayer:
 def _print(each: Sweep) -> None:
     rows = []
     for value, studied in each.points:
-        others = [candidate for name, candidate in studied.fastest.items() if name != studied.winner.algorithm]
+        others = [candidate for name, candidate in studied.fastest_allowed.items() if name != studied.winner.algorithm]
         second = f"{others[0].algorithm} {studied.seconds(others[0]) / studied.best:.2f}x" if others else "-"
         rate = studied.layer.flops / studied.best / 1e9
         rows.append([str(value), str(studied.winner), duration(studied.best), f"{rate:.1f}", second])
@@ -167,7 +167,7 @@ def _json(each: Sweep) -> dict[str, Any]:
                 "value": value,
                 "layer": studied.layer.key(),
                 "winner": str(studied.winner),
-                "seconds": {name: studied.seconds(candidate) for name, candidate in studied.fastest.items()},
+                "seconds": {name: studied.seconds(candidate) for name, candidate in studied.fastest_allowed.items()},
             }
             for value, studied in each.points
         ],
