@@ -251,7 +251,7 @@ def test_what_won_is_known_until_kernels_change(
     for other, limits in ((chain(4), {}), (graph, {"exact": True}), (graph, {"memory_limit": 1 << 20})):
         asked = NetworkOptions.of({"cache": cache, **limits})
         assert ways_to_split(other, (), device, asked, "heuristic") == [{}]
-    monkeypatch.setattr(batch, "_version", lambda device: "another")
+    monkeypatch.setattr(batch, "code_of_networks", lambda device: "another")
     assert ways_to_split(graph, (), device, options, "heuristic") == [{}]
     remember(graph, {"gone": 2}, [2.0, 1.0], device, options)
     assert ways_to_split(graph, (), device, options, "heuristic") == [{}]

@@ -13,13 +13,16 @@ from graphs import agree, compiled, filters, small
 from planning import listed
 from vectors import device_with
 
+from autoconv import registry
+from autoconv.common import code_hash
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU, host_instruction_set
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
-from autoconv.networks.choice import choose
+from autoconv.networks.choice import batch, choose, fused
 from autoconv.networks.choice.candidate import best_in_network
 from autoconv.networks.choice.choose import plans_for
+from autoconv.networks.choice.code import code_of_networks
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
@@ -220,6 +223,19 @@ def test_facts_of_another_compiler_do_not_count_and_stay(tmp_path: Path) -> None
     newer.keep("relu", seconds=1.0)
     assert [each.get("relu") for each in (older, newer)] == [{"seconds": 2.0}, {"seconds": 1.0}]
     cache.close()
+
+
+@pytest.mark.parametrize("changed", ["direct", "autoconv.cpu.operators.elementwise", "autoconv.cpu.fused.kernels"])
+def test_what_won_in_a_network_counts_until_any_kernel_changes(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, version = CPU.current(), code_hash.version
+    before = code_of_networks(device)
+    assert code_of_networks(device) == before
+    if changed == "direct":
+        monkeypatch.setattr(type(registry.by_name(device)[changed]), "version", "another")
+    else:
+        monkeypatch.setattr(code_hash, "version", lambda module: "another" if module == changed else version(module))
+    assert code_of_networks(device) != before
+    assert fused.code_of_networks is batch.code_of_networks is code_of_networks  # type: ignore[attr-defined]
 
 
 def test_a_network_that_was_never_tuned_is_estimated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

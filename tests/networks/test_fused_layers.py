@@ -204,7 +204,7 @@ def test_what_was_quicker_is_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CompiledNetwork(graph, device, options | {"workspace_limit": 0}).fused == {}
     assert with_fused(made, device, asked, "hybrid").fused == found
     assert len(raced) == 1
-    monkeypatch.setattr(choice, "_version", lambda: "another")
+    monkeypatch.setattr(choice, "code_of_networks", lambda device: "another")
     assert CompiledNetwork(graph, device, options).fused == {}
     race(False)
     assert with_fused(made, device, asked, "hybrid").fused == {}

@@ -19,12 +19,12 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from autoconv import registry
 from autoconv.cpu.device import CPU
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.candidate import best_in_network, cost
+from autoconv.networks.choice.code import code_of_networks
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.times import OperatorTimes
 from autoconv.networks.graph import Graph
@@ -96,7 +96,7 @@ def _recalled(graph: Graph, device: CPU, options: NetworkOptions) -> dict[str, i
 
 
 def _kept(device: Device, options: NetworkOptions) -> Kept:
-    return Kept(options.cache, device, "parts", _version(device))
+    return Kept(options.cache, device, "parts", code_of_networks(device))
 
 
 def _counts(batch: int) -> list[int]:
@@ -108,11 +108,6 @@ def _what(graph: Graph, options: NetworkOptions) -> str:
     """What the parts of a network depend on: its nodes, and the limits under which their candidates are chosen."""
     nodes = [f"{node} of {[*map(str, map(graph.types.get, node.inputs))]}" for node in graph.nodes.values()]
     return "\n".join([*nodes, *told(options.limits, "memory_limit")])
-
-
-def _version(device: Device) -> str:
-    """Of all of ours that computes layers on a device."""
-    return registry.code_of(registry.algorithms(device))
 
 
 class _Segments:

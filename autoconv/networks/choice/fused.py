@@ -11,14 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autoconv.common import code_hash
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
-from autoconv.cpu.fused import kernels
 from autoconv.cpu.fused.geometry import Caches, FusedBlocking, blockings, workspace_bytes
 from autoconv.device import Device
 from autoconv.errors import ConfigError
 from autoconv.networks.choice.choose import scratch_bytes
+from autoconv.networks.choice.code import code_of_networks
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.tolerance import expected_error
 from autoconv.networks.graph import Graph
@@ -140,7 +139,7 @@ def _chosen(
     """
     decided: dict[str, FusedBlocking | None] = {}
     chosen = {}
-    kept = Kept(options.cache, device, "fused", _version())
+    kept = Kept(options.cache, device, "fused", code_of_networks(device))
     for chain in found:
         plans = {node.name: made.plans[made.parts.origin(node.name)] for node in chain.nodes}
         # What the choice depends on: layers, what computes each of them alone, and the limits of each.
@@ -186,11 +185,6 @@ def _alone(graph: Graph, chain: Chain) -> Graph:
         found.types[node.name], found.nodes[node.name] = graph.types[node.name], node
     found.outputs = {chain.name: chain.name}
     return found
-
-
-def _version() -> str:
-    """Of the code that writes these kernels."""
-    return code_hash.version(kernels.__name__)
 
 
 def _recalled(kept: Kept, what: str, chain: Chain) -> dict[str, Any]:
