@@ -44,7 +44,7 @@ def cache_folder(named: Path | str | None = None) -> Path:
     Raises
     ------
     RecordError
-        When no folder could have that name.
+        When no folder could have that name, or it has the name of a variable of the environment in it, as `$HOME`.
     """
     named = named or os.environ.get("AUTOCONV_CACHE_DIR")
     try:
@@ -54,11 +54,16 @@ def cache_folder(named: Path | str | None = None) -> Path:
     if impossible:
         raise RecordError(f"{str(named)!r:.80}: expected the name of a folder, got characters that no name can have")
     try:
-        return _absolute(Path(named or user_cache_dir("autoconv")).expanduser())
+        found = _absolute(Path(named or user_cache_dir("autoconv")).expanduser())
     except RuntimeError as error:  # of a name that begins with ~
         if named:
             raise RecordError(f"{str(named)!r:.80}: expected a folder of a user that there is: {error}") from None
         return temporary_folder()
+    if os.path.expandvars(found) != str(found):  # as diskcache does: records would lie in another folder than the rest
+        raise RecordError(
+            f"{str(found)!r:.80}: expected the name of a folder, got one with a variable of the environment"
+        )
+    return found
 
 
 def temporary_folder() -> Path:

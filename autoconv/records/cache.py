@@ -66,7 +66,7 @@ class TuningCache:
     Raises
     ------
     RecordError
-        When no folder could have such a name.
+        When no folder could have such a name, or it has the name of a variable of the environment in it.
 
     Examples
     --------

@@ -68,6 +68,16 @@ def test_the_folder_stays_where_it_was_first_meant(tmp_path: Path, monkeypatch: 
         monkeypatch.chdir(tmp_path)
 
 
+def test_a_folder_with_a_variable_in_its_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOCONV_NAMED", "somebody")
+    for name in ("$AUTOCONV_NAMED-cache", "${AUTOCONV_NAMED}"):
+        monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / name))
+        with pytest.raises(RecordError, match="expected the name of a folder, got one with a variable"):
+            TuningCache()
+    assert TuningCache(tmp_path / "$AUTOCONV_UNNAMED$").persistent
+    assert [each.name for each in tmp_path.iterdir()] == ["$AUTOCONV_UNNAMED$"]
+
+
 def test_the_folder_of_a_user_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOCONV_CACHE_DIR", "~nobody-of-that-name/folder")
     with pytest.raises(RecordError, match="'~nobody-of-that-name/folder': expected a folder of a user that there is"):
