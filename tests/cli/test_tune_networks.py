@@ -109,8 +109,9 @@ def test_layouts_are_chosen_at_the_batch_sizes_of_the_layers_under_limits_of_a_n
     assert [(net.graph.name, net.batch) for net in loaded] == [("open.onnx", 1), ("fixed.onnx", 4)]
     assert all(net.options["exact"] and not {"tolerance", "weights"} & net.options.keys() for net in loaded)
     assert "open.onnx: 1 of 2 layers in NHWC\nfixed.onnx: 1 of 2 layers in NHWC\n" in capsys.readouterr().out
-    assert main(["tune", paths[0], "--batch", "1,8"]) == 0
+    assert main(["tune", paths[0], "--batch", "1,8", "--no-isolate"]) == 0
     assert [net.batch for net in loaded[2:]] == [1, 8]
+    assert [net.options["isolate"] for net in loaded] == [True, True, False, False]
 
 
 def test_layouts_have_a_part_of_the_budget(

@@ -143,6 +143,20 @@ def test_the_command_runs_a_network(option: list[str], tmp_path: Path) -> None:
 
 
 @kernels
+def test_the_command_tunes_in_a_worker_unless_told_not_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, told = tmp_path / "net.autoconv", list[object]()
+    compiled(graph_of(Elementwise(("relu", 0)), (2, 3))).save(path)
+    monkeypatch.setattr(CompiledNetwork, "tune", lambda net, **options: told.append(options["isolate"]))
+    for option in ([], ["--no-isolate"]):
+        ran = CliRunner().invoke(cli, ["run", str(path), "--repeat", "2", "--tune", *option])
+        assert ran.exit_code == 0
+    assert told == [True, False]
+    refused = CliRunner().invoke(cli, ["run", str(path), "--no-isolate"])
+    assert refused.exit_code == 2
+    assert "--isolate, --no-isolate: expected --tune as well" in refused.output
+
+
+@kernels
 def test_as_many_threads_take_part_in_a_layer_as_when_it_runs_alone() -> None:
     device = CPU.current(2)
     net = compiled(small(1), device)

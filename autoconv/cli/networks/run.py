@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from autoconv import networks
 from autoconv.algorithm import Array
-from autoconv.cli.options import FAILED, OK, as_json, device_named, on_device, rounds, some_of, threads
+from autoconv.cli.options import FAILED, OK, as_json, device_named, isolated, on_device, rounds, some_of, threads
 from autoconv.cli.options import tolerance as error
 from autoconv.cli.output import all_kept, failure_line, print_json, say, status
 from autoconv.common.text import duration, print_table, size
@@ -58,6 +58,7 @@ def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
 @on_device
 @threads
 @click.option("--tune", is_flag=True, help="Time the layers that have no facts yet; else by records and estimates.")
+@isolated
 @click.option(
     "--tolerance",
     type=error,
@@ -86,6 +87,7 @@ def run(
     device_name: str,
     threads: int | None,
     tune: bool,
+    isolate: bool,
     tolerance: float | None,
     repeat: int,
     alone: bool,
@@ -106,8 +108,10 @@ def run(
         raise click.UsageError(f"--against: expected an ONNX file, got {model}")
     if folder is not None and not against:
         raise click.UsageError("--output: expected --against as well, whose race it keeps")
-    if not against and click.get_current_context().get_parameter_source("rounds") is not ParameterSource.DEFAULT:
+    if not against and _given("rounds"):
         raise click.UsageError("--rounds: expected --against as well, whose race has them")
+    if not tune and _given("isolate"):
+        raise click.UsageError("--isolate, --no-isolate: expected --tune as well, which times layers")
     if tolerance is not None and against:
         raise click.UsageError("--tolerance: expected without --against, which races what runs without one")
     if device_name != "cpu":
@@ -120,7 +124,7 @@ def run(
     if folder is not None:
         _check_folder(folder)
     if tune:
-        net.tune(tolerance=tolerance)
+        net.tune(tolerance=tolerance, isolate=isolate)
     with device.selected():
         inputs = {name: device.asarray(array) for name, array in random_inputs(net.graph.inputs).items()}
     whole = _median_run(net, inputs, repeat)
@@ -167,6 +171,11 @@ def run(
         say("error", failure_line(unkept))
     failed = unkept is not None or (raced is not None and raced.failures)
     return FAILED if failed or not all_kept() else OK
+
+
+def _given(name: str) -> bool:
+    """Whether an option was given, be it with its default."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def _check_folder(folder: Path) -> None:
