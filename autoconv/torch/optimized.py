@@ -155,7 +155,8 @@ def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **op
     model : torch.nn.Module
         In evaluation mode.
     example : tensor, or tuple of inputs
-        Of the shapes and types that it will be called with. Those that stand in it twice are two inputs.
+        Of the shapes and types that it will be called with. Those that stand in it twice are two inputs. Memory format
+        makes no difference, but where PyTorch itself rounds by it: upsampling is as for that of the example.
     mode : str
         As for `autoconv.plan`: how each layer's algorithm is chosen. "hybrid" times the most promising candidates, for
         0.2 s per layer unless told otherwise; "profile" times all of them, "heuristic" none.

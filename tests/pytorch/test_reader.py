@@ -149,6 +149,27 @@ def test_a_model_and_its_graph_agree_in_float64(name: str) -> None:
         assert np.abs(y - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
+def test_upsampling_sees_what_pytorch_sees() -> None:
+    """Which rounds in several ways: by extents, channels, memory format and type."""
+
+    def upsampled(*arrays: Any) -> list[Any]:
+        factors = [{"scale_factor": (1.005, 2.01)}, {"scale_factor": 1.3}, {"size": (187, 235)}]
+        modes = ("nearest", "nearest-exact")
+        return [F.interpolate(x, **given, mode=mode) for x in arrays for given in factors for mode in modes]
+
+    arrays = [
+        torch.arange(C * H * H).reshape(1, C, H, H).remainder(251).to(dtype).contiguous(memory_format=memory_format)
+        for C, H in ((3, 20), (3, 64), (4, 64))
+        for dtype in (torch.float32, torch.float64, torch.uint8)
+        for memory_format in (torch.contiguous_format, torch.channels_last)
+    ]
+    graph = translated(exported(Applied(upsampled), arrays), "upsampled")
+    assert not any(isinstance(node.operator, Foreign) for node in graph.nodes.values())
+    found = evaluate(graph, dict(zip(graph.inputs, (x.numpy() for x in arrays), strict=True)))
+    for y, expected in zip(found.values(), upsampled(*arrays), strict=True):
+        np.testing.assert_array_equal(y, expected.numpy())
+
+
 def test_a_parameter_may_have_the_name_of_an_input() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:

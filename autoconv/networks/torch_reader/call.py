@@ -26,15 +26,15 @@ class Call(Translation):
         What is being made.
     name : str
         The module that the node comes from.
-    target : torch._ops.OpOverload
-        The operator.
+    node : torch.fx.Node
     arguments : mapping of str to object
         By the names of the operator's schema; arrays are each a `Value`.
     """
 
-    def __init__(self, graph: Graph, name: str, target: Any, arguments: Mapping[str, Any]) -> None:
-        super().__init__(graph, name, str(target))
-        self._arguments = arguments
+    def __init__(self, graph: Graph, name: str, node: Any, arguments: Mapping[str, Any]) -> None:
+        super().__init__(graph, name, str(node.target))
+        self.target = node.target
+        self._node, self._arguments = node, arguments
 
     def check_room(self, found: TensorType) -> None:
         """Refuse one constant that is too large; parameters are here already, however much they take in all."""
@@ -61,6 +61,10 @@ class Call(Translation):
         if not isinstance(value, Value):
             self.fail(f"expected an array, got {value!r}")
         return value
+
+    def traced(self, argument: str) -> Any:
+        """What the trace had in an array's place: a tensor of its type, and with strides as PyTorch expects them."""
+        return self._node.args[[*self._arguments].index(argument)].meta["val"]
 
     def number(self, argument: str) -> float:
         """A number, which may also be an array of one that is known."""

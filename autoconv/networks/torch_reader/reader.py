@@ -138,7 +138,7 @@ class _Reader:
         arguments = {argument.name: argument.default_value for argument in target._schema.arguments}
         arguments |= dict(zip(arguments, map(self._argument, node.args), strict=False))
         arguments |= {key: self._argument(value) for key, value in node.kwargs.items()}
-        call, fake = Call(self.graph, name, target, arguments), node.meta.get("val")
+        call, fake = Call(self.graph, name, node, arguments), node.meta.get("val")
         fakes = [*fake] if isinstance(fake, list | tuple) else [fake]
         found = self._lowered(call, node, fakes)
         if found is None and all(value in self.graph.constants for value in _arrays(arguments)):

@@ -6,8 +6,9 @@ import functools
 import math
 from typing import Literal
 
-import numpy as np
+import torch
 
+from autoconv.networks.operators.foreign_torch import called
 from autoconv.networks.operators.sampling import Sampler
 from autoconv.networks.operators.shapes import Concat, Transpose
 from autoconv.networks.torch_reader.call import Call, Lowering
@@ -148,21 +149,21 @@ def _pad(mode: Literal["constant", "reflect", "edge", "wrap"], argument: str, ca
     return call.pad(x, before, after, mode, call.scalar("value") if call.has("value") else 0.0)
 
 
-def _upsample_nearest(offset: float, call: Call) -> str:
-    """By PyTorch's own arithmetic: floor of output's number times old size over new, in float32, but for simple cases.
+def _upsample_nearest(call: Call) -> str:
+    """By PyTorch itself, which is given an image of the numbers of its rows, and one of those of its columns.
 
-    Source: `nearest_idx` and `nearest_exact_idx` in its UpSample.h; the latter takes the middle of pixels, 0.5.
+    How it rounds depends on the factor, the type, the extents, the memory format and the processor.
     """
-    x, shape = call.value("input"), call.shape("input")
-    factors = call["scale_factors"] if call.has("scale_factors") else None
-    sizes = [math.floor(e * f) for e, f in zip(shape[2:], factors, strict=True)] if factors else call["output_size"]
-    for n, (old, new) in enumerate(zip(shape[2:], sizes, strict=True)):
-        scale = np.float32(1 / factors[n]) if factors else np.float32(old) / np.float32(new)
-        places = np.arange(new, dtype=np.float32) + np.float32(offset)
-        seen = np.minimum(np.floor(places * scale).astype(int), old - 1)
-        if not offset and new in (old, 2 * old):
-            seen = np.arange(new) * old // new
-        x = call.taken(x, 2 + n, seen)
+    x, image = call.value("input"), call.traced("input")
+    last = image.is_contiguous(memory_format=torch.channels_last)
+    memory_format = torch.channels_last if last else torch.contiguous_format
+    dtype = torch.float64 if image.dtype == torch.float64 else torch.float32  # in which it counts those of other types
+    given = {name: call[name] for name in ("output_size", "scale_factors")}
+    for axis in (2, 3):
+        numbers = torch.arange(image.shape[axis], dtype=dtype).reshape(-1, *[1] * (3 - axis))
+        numbers = numbers.expand(1, *image.shape[1:]).contiguous(memory_format=memory_format)
+        (seen,) = called(call.target, {"input": numbers, **given})
+        x = call.taken(x, axis, seen.amax((0, 1, 5 - axis)).tolist())
     return x
 
 
@@ -203,8 +204,8 @@ LOWERINGS: dict[str, Lowering] = {
     **{f"aten::reflection_pad{n}d": functools.partial(_pad, "reflect", "padding") for n in (1, 2)},
     **{f"aten::replication_pad{n}d": functools.partial(_pad, "edge", "padding") for n in (1, 2)},
     "aten::_pad_circular": functools.partial(_pad, "wrap", "pad"),
-    "aten::upsample_nearest2d.vec": functools.partial(_upsample_nearest, 0.0),
-    "aten::_upsample_nearest_exact2d.vec": functools.partial(_upsample_nearest, 0.5),
+    "aten::upsample_nearest2d.vec": _upsample_nearest,
+    "aten::_upsample_nearest_exact2d.vec": _upsample_nearest,
     "aten::upsample_bilinear2d.vec": functools.partial(_upsample, "linear"),
     "aten::upsample_bicubic2d.vec": functools.partial(_upsample, "cubic"),
 }
