@@ -55,6 +55,11 @@ CASES: dict[str, tuple[list[Any], tuple[int, ...], dict[str, Any], list[str]]] =
         [node("RMSNormalization", "x s", axis=-1)], (40, 24), {"s": drawn(24)}, ["Normalization"],
     ),
     "in parts": (decomposed([3]), (2, 5, 7, 24), PARTS, ["Normalization"]),
+    "in as many parts as can be": (
+        [node("Pow", "x two", "p"), node("ReduceSum", "p", "t", axes=[2]), node("Div", "t count", "v"),
+         node("Add", "v e", "w"), node("Sqrt", "w", "r"), node("Div", "one r", "f"), node("Mul", "f x")],
+        (5, 9, 24), PARTS | {"count": np.float32(24), "one": np.float32(1)}, ["Normalization"],
+    ),
     "in parts, with scale and shift": (
         [*decomposed([-1], "n"), *AFFINE], (2, 5, 7, 24), PARTS | OF_CHANNELS, ["Normalization"],
     ),
@@ -152,6 +157,17 @@ def test_an_output_takes_no_scale() -> None:
     graph = rows_of(ROOTS[0], (2,), (2,))
     graph.outputs["z"] = graph.add("z", Elementwise(("mul", 0, 1)), "y", graph.add_constant("s", drawn(24)))
     assert [n.operator.kind for n in optimized(graph).nodes.values()] == ["Normalization", "mul"]
+
+
+def test_small_arrays_may_be_computed_in_any_number_of_steps() -> None:
+    """Each of which takes two before it, so that they are more the further one looks."""
+    graph = Graph("steps")
+    x = graph.add_input("x", TensorType((40, 24)))
+    before = last = graph.add("mean", Reduce("mean", (1,)), x)
+    for _ in range(1200):
+        before, last = last, graph.add("step", Elementwise(("add", 0, ("mul", 1, 0.5))), before, last)
+    graph.outputs["y"] = graph.add("y", Elementwise(("mul", 0, 1)), x, last)
+    assert len(optimized(graph).nodes) == 1201  # two of them are one
 
 
 @pytest.mark.parametrize("affine", [None, "elements", "rows"])

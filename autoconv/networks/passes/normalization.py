@@ -18,6 +18,7 @@ Array = np.ndarray[Any, Any]
 
 AFFINE: tuple[Affine, ...] = get_args(Affine)
 LEAST_ROWS = 32  # a row is one thread's: of fewer some would have none
+DEEPEST = 5  # functions within each other, of what is looked for: a product, 1 over, a root, a sum, one over a count
 
 
 def fuse_normalization(graph: Graph) -> None:
@@ -54,21 +55,25 @@ def _elementwise(node: Node | None) -> bool:
 
 
 def _with_small_arrays(graph: Graph, node: Node) -> tuple[Expression, list[str]]:
-    """A node's expression with those in it that compute arrays of fewer elements than its own; and of which arrays."""
+    """A node's expression with those in it that compute arrays of fewer elements than its own; and of which arrays.
+
+    As far as anybody looks: a graph may have chains of any length, and arrays that are taken twice at each step.
+    """
     assert isinstance(node.operator, Elementwise)
     arrays: list[str] = []
 
-    def expanded(name: str) -> Expression:
-        maker = graph.nodes.get(name)
+    def expanded(name: str, depth: int) -> Expression:
+        maker = graph.nodes.get(name) if depth < DEEPEST else None
         if maker is None or not _elementwise(maker) or graph.types[name].shape == graph.types[node.name].shape:
             if name not in arrays:
                 arrays.append(name)
             return arrays.index(name)
         assert isinstance(maker.operator, Elementwise)
-        return substituted(maker.operator.expression, {n: expanded(value) for n, value in enumerate(maker.inputs)})
+        within = {n: expanded(value, depth + 1) for n, value in enumerate(maker.inputs)}
+        return substituted(maker.operator.expression, within)
 
-    found = substituted(node.operator.expression, {n: expanded(value) for n, value in enumerate(node.inputs)})
-    return found, arrays
+    within = {n: expanded(value, 1) for n, value in enumerate(node.inputs)}
+    return substituted(node.operator.expression, within), arrays
 
 
 def _over_a_root(expression: Expression) -> tuple[Expression, Expression, float] | None:
