@@ -403,6 +403,22 @@ def test_scalars_that_constants_make_are_scalars() -> None:
 X1 = np.float32(1.5)
 
 
+@pytest.mark.parametrize(
+    ("operator", "names"),
+    [
+        ("Celu", "alpha"), ("Elu", "alpha"), ("Gemm", "alpha beta"), ("HardSigmoid", "alpha beta"),
+        ("LeakyRelu", "alpha"), ("Selu", "alpha gamma"), ("Swish", "alpha"),
+    ],
+)  # fmt: skip
+def test_attributes_that_are_integers_are_numbers(operator: str, names: str) -> None:
+    """And no inputs, which integers are in an expression."""
+    found = []
+    for value in (2, 2.0):
+        made = node(operator, "x x x" if operator == "Gemm" else "x", **dict.fromkeys(names.split(), value))
+        found.append([n.operator for n in translated(model([made], {"x": [3, 3]}, opset=24), "net").nodes.values()])
+    assert found[0] == found[1]
+
+
 def test_an_output_that_is_left_out_makes_no_input_that_is() -> None:
     nodes = [
         helper.make_node("Clip", ["x", "", "high"], ["b"]),

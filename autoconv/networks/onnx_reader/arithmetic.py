@@ -65,7 +65,8 @@ def _elu(call: Call) -> str:
 
 
 def _hard_sigmoid(call: Call) -> str:
-    return _applied(call, activations.hard_sigmoid(call.attribute("alpha", 0.2), call.attribute("beta", 0.5)))
+    alpha, beta = float(call.attribute("alpha", 0.2)), float(call.attribute("beta", 0.5))
+    return _applied(call, activations.hard_sigmoid(alpha, beta))
 
 
 def _hard_swish(call: Call) -> str:
