@@ -115,6 +115,13 @@ def test_a_network_has_fewer_nodes_after_the_passes() -> None:
             r"node 'y' \(Pad\): pads: expected at most 16777216 places of axis 1 in mode 'edge', got 35184372088840",
         ),
         (model([node("MatMul", "x c")], {"x": [2, 2]}, {"c": np.ones((2, 2))}), "of one type, got float32 and float64"),
+        *(
+            (model([node(*made)], {"x": [2]}, dtype=TensorProto.BOOL), rf"node 'y', {kind} of bool .*: expected {what}")
+            for made, kind, what in (
+                (("Neg", "x"), "neg", "arrays of numbers"), (("Sub", "x x"), "sub", "arrays of numbers"),
+                (("Sigmoid", "x"), "sigmoid", "arrays of numbers"), (("Softmax", "x"), "Softmax", "an array of floats"),
+            )
+        ),
         (model([node("MaxPool", "x")], {"x": [1, 1, 4, 4]}), "the attribute 'kernel_shape' is missing"),
         (model([node("Add", "x c c")], {"x": [1]}, {"c": ONES[1]}), r"node 'y' \(Add\): inputs: expected 2, got 3"),
         (model([node("Clip", "x c c c")], {"x": [1]}, {"c": np.float32(1)}), "inputs: expected 1 to 3, got 4"),
@@ -326,6 +333,11 @@ def test_types_that_are_no_real_numbers_are_refused(kind: str) -> None:
     constant = node("Constant", "", "c", value=tensor)
     with pytest.raises(ConfigError, match=r"node 'c' \(Constant\): expected a dense array of numbers"):
         translated(model([constant, node("Add", "x c")], {"x": [2]}), "net")
+    tensor.dims[0] = 1
+    del tensor.string_data[1:], tensor.float_data[2:]
+    filled = node("ConstantOfShape", "n", "c", value=tensor)
+    with pytest.raises(ConfigError, match=r"node 'c' \(ConstantOfShape\): value: expected real numbers, got"):
+        translated(model([filled], {}, {"n": np.array([3])}, ["c"]), "net")
 
 
 def test_constants_that_contradict_themselves_or_are_sparse_are_refused() -> None:

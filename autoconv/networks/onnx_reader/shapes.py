@@ -62,6 +62,8 @@ def _constant_of_shape(call: Call) -> str:
 
     given = call.attribute("value")
     value = np.zeros(1, np.float32) if given is None else numpy_helper.to_array(given).reshape(-1)
+    if value.dtype.kind in NO_REAL_NUMBERS:
+        call.fail(f"value: expected real numbers, got {value.dtype}")
     shape = tuple(int(n) for n in call.constant(0, "shape").reshape(-1))
     if min(shape, default=0) < 0:
         call.fail(f"shape={shape}: expected extents of at least 0")

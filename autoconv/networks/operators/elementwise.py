@@ -73,6 +73,8 @@ class Elementwise(Operator):
             raise ConfigError("expected arrays of one type")
         if self.dtype is not None and (not found <= {*MIXED, *SUMS} or self.dtype not in MIXED):
             raise ConfigError(f"expected arrays of {', '.join((*MIXED, *SUMS))}, and an output of one but the last")
+        if "bool" in found and isinstance(self.expression, tuple):
+            raise ConfigError("expected arrays of numbers")  # NumPy subtracts none of truth values, nor negates them
         if not is_valid(self.expression, len(inputs)):
             known = ", ".join(FUNCTIONS)
             raise ConfigError(f"{self.expression}: expected a function of {len(inputs)} inputs, made of {known}")

@@ -22,6 +22,7 @@ from autoconv.networks.operators.base import (
     moved_axis,
     normalised_axis,
 )
+from autoconv.networks.operators.elementwise import FLOATS
 
 Affine = Literal["elements", "rows"]  # what a scale and a shift of normalised rows have numbers for
 
@@ -185,6 +186,8 @@ class Softmax(Operator):
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         if normalised_axis(self.axis, len(inputs[0].shape)) != self.axis or not math.prod(inputs[0].shape):
             raise ConfigError(f"axis={self.axis}: expected it counted from the front, of an array with elements")
+        if inputs[0].dtype not in FLOATS:
+            raise ConfigError("expected an array of floats")
         return inputs[0]
 
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
