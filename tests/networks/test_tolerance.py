@@ -218,6 +218,15 @@ def test_finer_forms_are_asked_for_where_they_might_win() -> None:
 USUAL = {"winograd[m=7]": (1.0, 1e-5), "winograd[m=4]": (1.4, 5e-7), "direct": (2.0, 1e-7)}
 
 
+def test_the_documentation_states_the_limit() -> None:
+    pages = Path(__file__).parents[2] / "docs" / "pages"
+    for text in (
+        autoconv.load.__doc__,
+        *((pages / f"{name}.md").read_text() for name in ("how-it-chooses", "accuracy")),
+    ):
+        assert f"{EXACT:g} times what" in str(text)
+
+
 def test_without_a_limit_a_network_errs_a_few_times_what_exact_algorithms_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

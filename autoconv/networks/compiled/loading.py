@@ -32,7 +32,7 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
         `memory_limit`: most bytes of all arrays between input and output, scratch memory included, of one run at a
         time: nodes then run for as many images at a time as fit, and layers by the best that fit together; and
         `tolerance`: the largest error of the outputs that may be expected, relative to the largest output, from what
-        is recorded of all layers; unless given, 4.5 times what is expected of exact algorithms, in float32.
+        is recorded of all layers; unless given, 6 times what is expected of exact algorithms, in float32.
 
     Returns
     -------
