@@ -64,6 +64,10 @@ def test_positions_beyond_32_bits_are_of_64() -> None:
                     for n in (1 << 20, 1 << 26))  # fmt: skip
     assert "using Offset = int;" in small.text
     assert "using Offset = long long;" in large.text
+    for rows in (units.softmax((2**27, 4), 1), units.reduction("sum", (2**27, 4), (1,)),
+                 units.normalization((2**27, 4), 1, 1e-5, True, None, 1)):  # fmt: skip
+        assert "using Offset = long long;" in rows.text  # of short rows there are more lanes than elements
+    assert "using Offset = int;" in units.softmax((2**24, 32), 1).text
     strided = elementwise(0, (2, 3), [(3, 1), (1 << 30, 1)], ["int8", "int8"])
     assert "using Offset = long long;" in strided.text
 

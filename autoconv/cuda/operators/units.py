@@ -116,7 +116,8 @@ def _rows(
     text += _constants(OUTPUTS=outputs, LENGTH=length, PERIOD=period) + f"constexpr int LANES = {lanes};\n"
     text += f"DEVICE float root_of(float mean_square) {{ return sqrtf(mean_square + {number(epsilon)}); }}\n"
     text += _position("first_of", kept, shape) + _position("further", gone, shape)
-    return _unit(function, "rows.cu", -(-outputs * lanes // THREADS), text, math.prod(shape) + THREADS * lanes)
+    largest = max(math.prod(shape), outputs * lanes) + THREADS * lanes  # threads are counted too
+    return _unit(function, "rows.cu", -(-outputs * lanes // THREADS), text, largest)
 
 
 def _position(name: str, axes: Sequence[int], shape: Sequence[int]) -> str:
