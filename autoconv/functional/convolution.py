@@ -322,7 +322,8 @@ def _biased(operands: Operands, size: Pair, geometry: Any, layout: str, options:
     if target is not None and options["device"].overlap(target, bias):
         raise ArrayError("out: expected memory of its own, got an array that overlaps bias")
     y = _dgrad((a, b, None, None, target), size, geometry, layout, options)
-    y += bias.reshape((-1, 1, 1)) if layout == "NCHW" else bias
+    with options["device"].selected():
+        y += bias.reshape((-1, 1, 1)) if layout == "NCHW" else bias
     return y
 
 

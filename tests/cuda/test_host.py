@@ -75,6 +75,25 @@ def test_the_functions_run_where_their_arrays_lie(cupy: FakeCuPy, cache: TuningC
     assert {"direct"} == set(cupy.launches)
 
 
+def test_a_bias_is_added_on_the_gpu_of_its_array(
+    cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = LAYER.replace(direction="dgrad")
+    a, b, *_ = given(cupy, layer, gpu=1)
+    with cupy.cuda.Device(1):
+        bias = cupy.asarray(np.ones(LAYER.C, np.float32))
+    added: list[int] = []
+
+    def add(y: ndarray, other: Any) -> ndarray:
+        added.append(cupy.current)
+        return np.add(y, other, out=y)
+
+    monkeypatch.setattr(ndarray, "__iadd__", add)
+    back = autoconv.conv_transpose2d(a, b, bias, padding=1, mode="direct", cache=cache)
+    assert right(layer, back - 1)
+    assert (added, cupy.current) == ([1], 0)
+
+
 def test_bfloat16_arrays_are_taken(cupy: FakeCuPy, cache: TuningCache) -> None:
     layer = LAYER.replace(dtype="bfloat16")
     x, w, *_ = given(cupy, layer)
