@@ -157,6 +157,16 @@ class Device(ABC):
             When it is no array, lies on another device, or is such a view and will be written to.
         """
 
+    def hand_back(self, array: object, own: Array) -> None:  # noqa: B027  (nothing by default)
+        """Have the library of a foreign array wait for what was launched on its memory, as far as it does not anyway.
+
+        Parameters
+        ----------
+        array : object
+        own : array
+            What `adopt` made of it.
+        """
+
     @abstractmethod
     def ready(self, array: Array) -> bool:
         """Whether kernels can take the array as it is: contiguous, its elements aligned.

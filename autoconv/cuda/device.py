@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autoconv.algorithm import Algorithm, Array, Params
+from autoconv.common.arrays import like
 from autoconv.cuda import hardware
 from autoconv.cuda.codegen import compiler
 from autoconv.cuda.codegen.compiler import CompileError
@@ -142,6 +143,10 @@ class CUDA(Device):
             got = f"{type(array).__name__} {where}"
             raise ArrayError(f"{name}: expected an array on GPU {self.index}, got {got}: cupy.asarray copies it")
         return cupy.from_dlpack(with_its_sign(array, name, written))
+
+    def hand_back(self, array: object, own: Array) -> None:
+        """By DLPack, which has the stream of who takes an array wait for CuPy's."""
+        like(array, own)
 
     def ready(self, array: Array) -> bool:
         """Contiguous, and on the boundary that the kernels' widest loads want."""

@@ -8,10 +8,9 @@ from typing import Any
 
 from autoconv.algorithm import Array
 from autoconv.common import arguments
-from autoconv.common.arrays import like
 from autoconv.common.types import INTEGERS
 from autoconv.errors import ArrayError, LayerError, PlanError
-from autoconv.functional.operands import Padding, arrays_of, computed, extents_of
+from autoconv.functional.operands import Padding, arrays_of, computed, extents_of, handed_back
 from autoconv.layer import ConvLayer, Layout, Pair
 from autoconv.tuning.choice import MODES
 from autoconv.tuning.planner import REMEMBERED
@@ -92,7 +91,7 @@ def conv2d(
         (bias is not None, residual is not None, activation),
     )
     y = computed(layer, options, arrays["x"], arrays["w"], bias, arrays["residual"], arrays["out"], slope)
-    return out if out is not None else like(x, back(y))
+    return handed_back(back(y), x, out, options)
 
 
 def conv2d_dgrad(
@@ -151,7 +150,7 @@ def conv2d_dgrad(
     operands = arrays["dy"], arrays["w"], None, None, arrays["out"]
     groups = arguments.integer(groups, "groups", 1)
     dx = _dgrad(operands, _size(input_size, "input_size"), (stride, padding, dilation, groups), layout, options)
-    return out if out is not None else like(dy, back(dx))
+    return handed_back(back(dx), dy, out, options)
 
 
 def conv2d_wgrad(
@@ -217,7 +216,7 @@ def conv2d_wgrad(
     )
     _agree((K, P, Q), layer)
     dw = computed(layer, options, arrays["x"], arrays["dy"], None, None, arrays["out"])
-    return out if out is not None else like(x, back(dw))
+    return handed_back(back(dw), x, out, options)
 
 
 def conv_transpose2d(
@@ -306,7 +305,7 @@ def conv_transpose2d(
             a = device.xp.pad(a, ((0, 0), *(more if layout == "NCHW" else (*more[1:], more[0]))))
     geometry = (sh, sw), (ph, pw), (dh, dw), groups
     y = _biased((a, b, bias, None, target), size, geometry, layout, options)
-    return out if out is not None else like(x, back(y))
+    return handed_back(back(y), x, out, options)
 
 
 def _biased(operands: Operands, size: Pair, geometry: Any, layout: str, options: dict[str, Any]) -> Array:

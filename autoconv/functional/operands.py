@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from autoconv.common import arguments
-from autoconv.common.arrays import CHANNELS_FIRST, CHANNELS_LAST
+from autoconv.common.arrays import CHANNELS_FIRST, CHANNELS_LAST, like
 from autoconv.errors import ArrayError
 from autoconv.layer import LAYOUTS, ConvLayer, Pair, Sides
 from autoconv.plans.signature import Signature
@@ -60,6 +60,14 @@ def computed(layer: ConvLayer, options: dict[str, Any], *operands: Any) -> Any:
     mode = options.get("mode", "hybrid")
     defaults: dict[str, Any] = {"mode": mode, "budget": default_budget(mode)}
     return plan(layer, **(defaults | options)).run(*operands)
+
+
+def handed_back(result: Any, first: Any, out: Any, options: dict[str, Any]) -> Any:
+    """The result as an array of the same kind as the first operand; or `out`, in which it lies."""
+    if out is None:
+        return like(first, result)
+    options["device"].hand_back(out, result)
+    return out
 
 
 _signature = functools.lru_cache(maxsize=REMEMBERED)(Signature)

@@ -182,8 +182,9 @@ class Plan:
     ) -> Array:
         """Compute the layer: (x, w) -> y, (dy, w) -> dx or (x, dy) -> dw.
 
-        On a GPU this launches on CuPy's current stream and does not wait. While that stream is captured
-        into a graph, scratch memory is the capture's own, and lives as long as the plan.
+        On a GPU this launches on CuPy's current stream and does not wait. While that stream is captured into a graph,
+        scratch memory is the capture's own, and lives as long as the plan. Another library's current stream waits, by
+        DLPack, for a result or an `out` that is its array; not where other operands alone are its arrays.
 
         Parameters
         ----------
@@ -225,7 +226,7 @@ class Plan:
         if device.elsewhere():
             with device.selected():
                 return self.run(x, w, bias, residual, out, slope)
-        signature, foreign = self._signature, None if device.owns(x) else x
+        signature = self._signature
         a = self._ready(signature.first(x))
         stream = device.stream()
         workspace = self._scratch(self._workspaces, stream, kernel.workspace_bytes)
@@ -244,8 +245,9 @@ class Plan:
             kernel.run(a, b, y, bias, residual, workspace)
         self._workspaces[stream] = workspace
         if out is not None:
+            device.hand_back(out, y)
             return out
-        return y if foreign is None else like(foreign, y)
+        return y if device.owns(x) else like(x, y)
 
     def pack(self, w: Array) -> PackedWeights:
         """The filters transformed once, for constant weights; bound to this plan's layer, candidate and device.

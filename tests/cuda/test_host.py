@@ -159,6 +159,46 @@ def test_a_view_that_is_not_contiguous_is_copied_on_its_own_gpu(cupy: FakeCuPy, 
     assert right(LAYER, made.run(turned, w))
 
 
+class Tensor:
+    """An array of another library, which writes down what had been launched when the library took one."""
+
+    def __init__(self, array: ndarray, cupy: FakeCuPy, taken: list[list[str]]) -> None:
+        self.array, self.cupy, self.taken = array, cupy, taken
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return module.DLPACK_CUDA, self.array.gpu
+
+    def __array_namespace__(self) -> Any:
+        return SimpleNamespace(from_dlpack=self._take)
+
+    def _take(self, array: ndarray) -> Tensor:
+        self.taken.append([*self.cupy.launches])
+        return Tensor(array, self.cupy, self.taken)
+
+
+def test_another_library_waits_for_what_is_written_to_its_array(
+    cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cupy, "from_dlpack", lambda tensor: tensor.array, raising=False)
+    x, w, *_ = given(cupy, LAYER)
+    taken: list[list[str]] = []
+    out = Tensor(cupy.empty(LAYER.y_shape), cupy, taken)
+    made = plan(LAYER, "direct", device="cuda", cache=cache)
+    assert made.run(x, w, out=out) is out
+    assert right(LAYER, out.array)
+    assert taken == [["direct"]]
+    cupy.launches.clear()
+    out.array[...] = 0
+    assert autoconv.conv2d(x, w, padding=1, mode="direct", cache=cache, out=out) is out
+    assert right(LAYER, out.array)
+    assert taken == [["direct"]] * 2
+    y = made.run(Tensor(x, cupy, taken), w)
+    assert right(LAYER, y.array)
+    assert taken[2:] == [["direct"] * 2]
+    made.run(x, w, out=cupy.empty(LAYER.y_shape))
+    assert len(taken) == 3
+
+
 # Launches
 
 
