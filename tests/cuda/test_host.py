@@ -23,7 +23,9 @@ from autoconv.cuda import device as module
 from autoconv.cuda import hardware
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.device import CUDA
+from autoconv.cuda.libraries import algorithm as vendor
 from autoconv.errors import ArrayError, PlanError
+from autoconv.layer import DTYPES
 from autoconv.records.cache import TuningCache
 from autoconv.registry import device_of, resolve
 from autoconv.tuning.planner import plan
@@ -259,6 +261,27 @@ def test_each_stream_has_its_own_scratch_and_each_capture_too(cupy: FakeCuPy, ca
     x[...] = operands(layer)[0]
     graph.launch()
     assert error(out, convolve(layer, *operands(layer)), magnitude(layer, *operands(layer))) <= 3e-5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_in_place_of_a_bias_are_there_for_every_stream(
+    dtype: str, cupy: FakeCuPy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled: list[int] = []
+    zeros = cupy.zeros
+
+    def fill(shape: Any, dtype: Any) -> ndarray:
+        filled.append(cupy.current_stream.ptr)
+        return zeros(shape, dtype)
+
+    monkeypatch.setattr(cupy, "zeros", fill)
+    layer = LAYER.replace(dtype=dtype, K=6)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        found = vendor._no_bias(CUDA(0), layer)
+    assert (found.shape, found.dtype) == ((6,), layer.numpy_dtype)
+    assert not np.asarray(found.view("uint8")).any()
+    assert len(filled) == 1
+    assert filled[0] != stream.ptr
 
 
 def test_threads_with_default_streams_of_their_own_share_no_scratch(cupy: FakeCuPy, cache: TuningCache) -> None:

@@ -266,9 +266,7 @@ def _native(layer: ConvLayer, params: Params) -> bool:
 
 
 def _no_bias(gpu: CUDA, layer: ConvLayer) -> Array:
-    zeros = gpu.empty((layer.K,), layer.numpy_dtype)
-    zeros[...] = 0
-    return zeros
+    return gpu.zeros(layer.K * layer.itemsize).view(layer.numpy_dtype)
 
 
 def _seconds(layer: ConvLayer, device: CUDA, tensor: bool, factor: float) -> float:
