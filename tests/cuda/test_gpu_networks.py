@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +221,22 @@ def test_streams_that_run_at_once_have_memory_of_their_own(cupy: FakeCuPy, optio
     answer(net, cupy, x)
     assert len(net._instances) == cupy.captures == 2
     assert cupy.waits == [(second.ptr, first.ptr)]
+
+
+def test_memory_of_a_dropped_network_is_kept_until_its_run_is_done(
+    cupy: FakeCuPy, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[bool] = []
+    net = CompiledNetwork(scaled(), CUDA(0), options)
+    (instance,) = net._instances
+    arena = weakref.ref(instance._arena)
+    with cupy.cuda.Stream(non_blocking=True):
+        answer(net, cupy, drawn(scaled()))
+    monkeypatch.setattr(cupy, "waited", lambda: held.append(arena() is not None))
+    del net, instance
+    gc.collect()
+    assert held == [True]
+    assert arena() is None
 
 
 def test_no_more_memory_is_kept_than_is_said(

@@ -106,7 +106,10 @@ class Event:
 
     def __init__(self, fake: FakeCuPy) -> None:
         self.fake, self.on = fake, None
-        self.synchronize = fake.runtime_call
+
+    def synchronize(self) -> None:
+        self.fake.runtime_call()
+        self.fake.waited()
 
     def record(self, stream: Any = None) -> None:
         self.on = stream or self.fake.current_stream
@@ -182,6 +185,9 @@ class FakeCuPy:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
+
+    def waited(self) -> None:
+        """Called where the host waits for an event."""
 
     def runtime_call(self) -> None:
         if self.fault:

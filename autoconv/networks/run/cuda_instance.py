@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,6 +47,8 @@ class CudaInstance:
             self._steps = [[self._bound(n, call) for call in step.calls] for n, step in enumerate(schedule.steps)]
             self._last: int | None = None  # who ran it
             self._done = self._device.xp.cuda.Event(disable_timing=True)
+            # The memory goes back to the stream that asked for it, and another one may still work in it.
+            weakref.finalize(self, self._done.synchronize).atexit = False
             self._graph = None if apart else self._device.captured(self._launch)
 
     def available(self) -> bool:
