@@ -64,9 +64,10 @@ def computed(layer: ConvLayer, options: dict[str, Any], *operands: Any) -> Any:
 
 def handed_back(result: Any, first: Any, out: Any, options: dict[str, Any]) -> Any:
     """The result as an array of the same kind as the first operand; or `out`, in which it lies."""
-    if out is None:
-        return like(first, result)
-    options["device"].hand_back(out, result)
+    with options["device"].selected():  # whose stream another library is to wait for
+        if out is None:
+            return like(first, result)
+        options["device"].hand_back(out, result)
     return out
 
 

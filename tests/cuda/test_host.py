@@ -162,9 +162,9 @@ def test_a_view_that_is_not_contiguous_is_copied_on_its_own_gpu(cupy: FakeCuPy, 
 
 
 class Tensor:
-    """An array of another library, which writes down what had been launched when the library took one."""
+    """An array of another library, which writes down the launches before it takes one, and the GPU selected then."""
 
-    def __init__(self, array: ndarray, cupy: FakeCuPy, taken: list[list[str]]) -> None:
+    def __init__(self, array: ndarray, cupy: FakeCuPy, taken: list[tuple[int, int]]) -> None:
         self.array, self.cupy, self.taken = array, cupy, taken
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -174,7 +174,7 @@ class Tensor:
         return SimpleNamespace(from_dlpack=self._take)
 
     def _take(self, array: ndarray) -> Tensor:
-        self.taken.append([*self.cupy.launches])
+        self.taken.append((len(self.cupy.launches), self.cupy.current))
         return Tensor(array, self.cupy, self.taken)
 
 
@@ -182,23 +182,24 @@ def test_another_library_waits_for_what_is_written_to_its_array(
     cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cupy, "from_dlpack", lambda tensor: tensor.array, raising=False)
-    x, w, *_ = given(cupy, LAYER)
-    taken: list[list[str]] = []
-    out = Tensor(cupy.empty(LAYER.y_shape), cupy, taken)
-    made = plan(LAYER, "direct", device="cuda", cache=cache)
+    x, w, *_ = given(cupy, LAYER, gpu=1)
+    taken: list[tuple[int, int]] = []
+    with cupy.cuda.Device(1):
+        own = cupy.empty(LAYER.y_shape)
+    out = Tensor(own, cupy, taken)
+    made = plan(LAYER, "direct", device="cuda:1", cache=cache)
     assert made.run(x, w, out=out) is out
-    assert right(LAYER, out.array)
-    assert taken == [["direct"]]
-    cupy.launches.clear()
-    out.array[...] = 0
+    assert right(LAYER, own)
+    own[...] = 0
     assert autoconv.conv2d(x, w, padding=1, mode="direct", cache=cache, out=out) is out
-    assert right(LAYER, out.array)
-    assert taken == [["direct"]] * 2
-    y = made.run(Tensor(x, cupy, taken), w)
-    assert right(LAYER, y.array)
-    assert taken[2:] == [["direct"] * 2]
-    made.run(x, w, out=cupy.empty(LAYER.y_shape))
-    assert len(taken) == 3
+    assert right(LAYER, own)
+    for y in (
+        made.run(Tensor(x, cupy, taken), w),
+        autoconv.conv2d(Tensor(x, cupy, taken), w, padding=1, mode="direct", cache=cache),
+    ):
+        assert right(LAYER, y.array)
+    made.run(x, w, out=own)  # which is CuPy's
+    assert taken == [(1, 1), (2, 1), (3, 1), (4, 1)]
 
 
 # Launches
