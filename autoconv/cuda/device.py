@@ -180,8 +180,12 @@ class CUDA(Device):
         return self.xp.empty(shape, dtype)
 
     def zeros(self, nbytes: int) -> Array:
-        """Bytes of zeros, which are there already for whatever is launched from now on, on any stream, or captured."""
-        with self.selected(), self.xp.cuda.Stream(non_blocking=True) as stream:
+        """Bytes of zeros, which are there already for whatever is launched from now on, on any stream, or captured.
+
+        They are no part of CuPy's pool: the driver, which gets them back, waits for kernels that are still at work.
+        """
+        cuda = self.xp.cuda
+        with self.selected(), cuda.using_allocator(None), cuda.Stream(non_blocking=True) as stream:
             array = self.xp.zeros(nbytes, "uint8")
             stream.synchronize()
         return array

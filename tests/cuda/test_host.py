@@ -268,11 +268,11 @@ def test_each_stream_has_its_own_scratch_and_each_capture_too(cupy: FakeCuPy, ca
 def test_zeros_in_place_of_a_bias_are_there_for_every_stream(
     dtype: str, cupy: FakeCuPy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filled: list[int] = []
+    filled: list[tuple[int, bool]] = []
     zeros = cupy.zeros
 
     def fill(shape: Any, dtype: Any) -> ndarray:
-        filled.append(cupy.current_stream.ptr)
+        filled.append((cupy.current_stream.ptr, cupy.pooled))
         return zeros(shape, dtype)
 
     monkeypatch.setattr(cupy, "zeros", fill)
@@ -281,8 +281,9 @@ def test_zeros_in_place_of_a_bias_are_there_for_every_stream(
         found = vendor._no_bias(CUDA(0), layer)
     assert (found.shape, found.dtype) == ((6,), layer.numpy_dtype)
     assert not np.asarray(found.view("uint8")).any()
-    assert len(filled) == 1
-    assert filled[0] != stream.ptr
+    ((filler, pooled),) = filled
+    assert filler != stream.ptr
+    assert not pooled  # another stream would get the memory from the pool while a kernel still reads it
 
 
 def test_threads_with_default_streams_of_their_own_share_no_scratch(cupy: FakeCuPy, cache: TuningCache) -> None:

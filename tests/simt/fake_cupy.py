@@ -5,9 +5,10 @@ With it the real `CUDA` device runs without hardware: its launch code, its dispa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,6 +136,7 @@ class FakeCuPy:
         self.current_stream = Stream(self, NULL_STREAM)
         self.streams = 100
         self.captures = 0
+        self.pooled = True  # whether memory comes from the pool
         self.held = 32  # blocks of any kernel by a multiprocessor
         self.capturing: set[int] = set()  # streams
         self.pending = False  # whether what was launched still runs
@@ -176,6 +178,7 @@ class FakeCuPy:
                 funcSetAttribute=lambda *given: self.attributes_set.append(given),
             ),
             Device=Device,
+            using_allocator=self._using_allocator,
             Stream=self._stream,
             Event=lambda disable_timing=False: Event(self),
             get_elapsed_time=lambda start, stop: 0.25,  # milliseconds
@@ -229,6 +232,12 @@ class FakeCuPy:
         fresh = self.empty(given.shape, given.dtype)
         fresh[...] = given
         return fresh
+
+    @contextlib.contextmanager
+    def _using_allocator(self, allocator: None) -> Iterator[None]:
+        self.pooled = False
+        yield
+        self.pooled = True
 
     def _stream(self, non_blocking: bool = False) -> Stream:
         self.streams += 1
