@@ -26,6 +26,14 @@ LIBRARY = r"""
 using Number = std::complex<float>;
 static long calls[4];
 static bool reset = false;
+static int mode = 1;
+extern "C" int cublasGetMathMode(void* handle, int* found) {
+    return *found = mode, handle == (void*)0x7700000001 ? 0 : 1;
+}
+extern "C" int cublasSetMathMode(void* handle, int wanted) {
+    return mode = wanted, handle == (void*)0x7700000001 ? 0 : 1;
+}
+extern "C" int mode_now() { return mode; }
 extern "C" int cublasSetStream_v2(void* handle, void* stream) {
     reset = true;
     return handle == (void*)0x7700000001 && stream == (void*)0x7700000002 ? 0 : 1;
@@ -38,7 +46,8 @@ extern "C" int cublasGemmStridedBatchedEx(void*, int opa, int opb, int m, int n,
         const void* a, int atype, int lda, long long step_a, const void* b, int btype, int ldb, long long step_b,
         const void* beta,
         void* c, int ctype, int ldc, long long step_c, int batch, int compute, int algorithm) {
-    if (atype != 4 || btype != 4 || ctype != 4 || compute != 68 || algorithm != -1 || reset) return 15;
+    if (ctype == 2 || ctype == 14) return mode == 17 ? 0 : 15;  // parts of sums in float32
+    if (atype != 4 || btype != 4 || ctype != 4 || compute != 68 || algorithm != -1 || reset || mode != 1) return 15;
     for (int z = 0; z < batch; z++)
         for (int j = 0; j < n; j++)
             for (int i = 0; i < m; i++) {
@@ -130,6 +139,13 @@ def test_what_cublas_is_given(library: ctypes.CDLL) -> None:
         multiply(CuBLAS(4096), extents, orders, add, ROOM)
     with pytest.raises(LibraryError, match="cublasSetWorkspace: status 7"):
         multiply(CuBLAS(4096), EXTENTS[0], ORDERS[0], False, ROOM + 256)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_16_bits_are_reduced_in_float32(dtype: str, library: ctypes.CDLL) -> None:
+    square = Matrices(4, 1)
+    product(CuBLAS(4096), (dtype, dtype), (4, 4, 4), 1, square, square, square)(0, 0, 0, ROOM, False)
+    assert library.mode_now() == 1  # as CuPy has it
 
 
 def test_matrices_without_neighbours_are_refused() -> None:

@@ -11,7 +11,7 @@ import functools
 import importlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from autoconv.errors import AutoconvError
@@ -24,6 +24,7 @@ TYPES = {"float32": 0, "float64": 1, "float16": 2, "complex64": 4, "complex128":
 COMPUTE_FLOAT32, COMPUTE_FLOAT64 = 68, 70
 OPERATIONS = {"N": 0, "T": 1}
 DEFAULT_ALGORITHM = -1
+WIDE_REDUCTIONS = 16  # of cublasMath_t: CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 # Bytes that the documentation of `cublasSetWorkspace` recommends: from Hopper on, and before it.
 BLAS_WORKSPACE, SMALL_BLAS_WORKSPACE = 32 << 20, 4 << 20
 HOPPER = 90  # compute capability, times ten
@@ -201,21 +202,33 @@ class CuBLAS:
         def stored(address: int, matrix: StoredMatrix, dtype: str) -> tuple[Any, ...]:
             return ctypes.c_void_p(address), TYPES[dtype], matrix.leading, ctypes.c_longlong(matrix.batch)
 
-        status = self._library.cublasGemmStridedBatchedEx(
-            handle,
-            OPERATIONS[product.a.operation],
-            OPERATIONS[product.b.operation],
-            *product.extents,
-            one,
-            *stored(a, product.a, of),
-            *stored(b, product.b, of),
-            one if add else zero,
-            *stored(c, product.c, to),
-            product.batch,
-            compute,
-            DEFAULT_ALGORITHM,
-        )
+        with self._wide_reductions(handle) if to in ("float16", "bfloat16") else contextlib.nullcontext():
+            status = self._library.cublasGemmStridedBatchedEx(
+                handle,
+                OPERATIONS[product.a.operation],
+                OPERATIONS[product.b.operation],
+                *product.extents,
+                one,
+                *stored(a, product.a, of),
+                *stored(b, product.b, of),
+                one if add else zero,
+                *stored(c, product.c, to),
+                product.batch,
+                compute,
+                DEFAULT_ALGORITHM,
+            )
         _checked("cublasGemmStridedBatchedEx", status)
+
+    @contextlib.contextmanager
+    def _wide_reductions(self, handle: ctypes.c_void_p) -> Iterator[None]:
+        """While parts of a sum may not be added in a result's type of 16 bits; handle and mode are CuPy's."""
+        mode = ctypes.c_int()
+        _checked("cublasGetMathMode", self._library.cublasGetMathMode(handle, ctypes.byref(mode)))
+        _checked("cublasSetMathMode", self._library.cublasSetMathMode(handle, mode.value | WIDE_REDUCTIONS))
+        try:
+            yield
+        finally:
+            self._library.cublasSetMathMode(handle, mode)
 
 
 class CuFFT:
