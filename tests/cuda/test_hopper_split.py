@@ -7,6 +7,7 @@ from simt.cases import DEVICE, check
 from simt.emulator import MISSING, Emulated, EmulationError
 from simt.planted import Planted, caught
 
+from autoconv.cuda.codegen.source import wide
 from autoconv.cuda.hopper.hopper import CAPABILITY
 from autoconv.cuda.hopper.split import BK, PARTS, TILES, HopperBF16x6, PartsTile
 from autoconv.layer import DIRECTIONS, ConvLayer
@@ -32,6 +33,19 @@ PLANTED = {
     "the second step reads the first one's columns": ("further(depth * (B_ACROSS", "further(0 * (B_ACROSS"),
     "parts one after the other too soon": ("PARTS * PART) + line", "PART) + line"),
 }
+
+
+def test_parts_that_32_bits_do_not_reach_are_refused() -> None:
+    """Filled up with channels they may be more than the elements of any array, by which positions have 32 bits."""
+    pixels = ConvLayer(N=2048, C=3, H=256, W=256, K=96, R=4, S=4, stride=4, direction="wgrad", layout="NHWC")
+    filters = ConvLayer(N=1, C=4, H=16, W=16, K=2**17, R=16, S=16, layout="NHWC")
+    for layer, smaller in ((pixels, {"N": 2047}), (filters, {"K": 2**16})):
+        assert not wide(layer)
+        assert "elements of 3 parts, filled up: expected places below 2**31, got" in str(SPLIT.unfit(layer, PARAMS))
+        assert not SPLIT.unfit(layer.replace(**smaller), PARAMS)
+    large = pixels.replace(C=8)
+    assert wide(large)
+    assert not SPLIT.unfit(large, PARAMS)
 
 
 @needs_compiler

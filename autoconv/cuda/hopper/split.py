@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from autoconv.algorithm import Kernel, Params
 from autoconv.common import split_products
+from autoconv.cuda.codegen.source import wide
 from autoconv.cuda.codegen.tensor_map import LINE, STRIDE_UNIT, TensorMap
 from autoconv.cuda.common.algorithm import Chain, Launch, aligned, ceil_div
 from autoconv.cuda.common.model import Demand, streaming
@@ -71,6 +72,9 @@ class HopperBF16x6(Hopper):
         pixels = PARTS * layer.N * layer.P * layer.Q
         if layer.direction == "wgrad" and pixels >= 2**31:
             reasons.append(f"pixels: expected fewer than 2**31 in {PARTS} parts, got {pixels}")
+        furthest = _furthest(layer)
+        if furthest >= 2**31 and not wide(layer):
+            reasons.append(f"elements of {PARTS} parts, filled up: expected places below 2**31, got {furthest}")
         # where a group's parts begin, the copy engine has to be able to
         run, channels = STRIDE_UNIT // PART_BYTES, layer.C // layer.groups
         if layer.direction == "wgrad" and layer.groups > 1 and channels % run:
@@ -139,6 +143,14 @@ def _filters(layer: ConvLayer) -> tuple[int, int]:
     C, K = layer.C // layer.groups, layer.K // layer.groups
     columns, depth = (K, C) if layer.direction == "fwd" else (C, K)
     return columns, layer.groups * layer.R * layer.S * ceil_div(depth, BK) * PARTS
+
+
+def _furthest(layer: ConvLayer) -> int:
+    """The largest number that kernels reckon with where they put parts: from one of the pixels' to the last, or all."""
+    if layer.direction == "wgrad":
+        return _pixels_bytes(layer) // PART_BYTES // PARTS * (PARTS - 1)
+    columns, blocks = _filters(layer)
+    return columns * BK * blocks
 
 
 def _in_parts(layer: ConvLayer) -> ConvLayer:
