@@ -11,7 +11,10 @@ from machines import CURVED, MACHINE, SMALL
 from vectors import modelled
 
 from autoconv import registry
+from autoconv.algorithm import Params
+from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
+from autoconv.cpu.gemm.algorithm import Gemm
 from autoconv.cpu.machine import measure as measuring
 from autoconv.cpu.machine import passes, recorded
 from autoconv.cpu.machine.cached import cached_for_model
@@ -65,6 +68,24 @@ def test_candidates_are_those_of_the_model_in_force() -> None:
         recorded.put_in_force(device.key, dataclasses.replace(modelled("generic", 2), caches=caches))
         grids.append(list(family.candidates(layer, device)))
     assert grids[0] != grids[1]
+
+
+@pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+def test_memory_and_code_of_a_kernel_are_of_one_model() -> None:
+    """Another thread's survey may put another model in force between the two."""
+    device, layer = CPU(2, "generic"), ConvLayer(N=1, C=4, H=512, W=2048, K=32, R=3, S=3, padding=1)
+    models = [dataclasses.replace(modelled("generic", 2), caches=(32 << 10, l2, 32 << 20)) for l2 in (1 << 20, 4 << 20)]
+
+    class Surveyed(Gemm):
+        def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
+            recorded.put_in_force(device.key, models[1])
+            return super().packed_bytes(layer, device, params)
+
+    recorded.put_in_force(device.key, models[0])
+    params = next(candidate.params for candidate in Gemm().all(layer, device) if candidate.params["NV"] == 1)
+    before = Gemm().workspace_bytes(layer, device, params)
+    assert Surveyed().build(layer, device, params).workspace_bytes == Gemm().workspace_bytes(layer, device, params)
+    assert Gemm().workspace_bytes(layer, device, params) != before
 
 
 def test_what_is_cached_for_a_model_is_computed_anew_for_another_alone() -> None:

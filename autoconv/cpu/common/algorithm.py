@@ -140,7 +140,9 @@ class GeneratedAlgorithm(Algorithm[CPU]):
         return party(layer, device)
 
     def build(self, layer: ConvLayer, device: CPU, params: Params) -> Kernel:
-        sizes = self.workspace_bytes(layer, device, params), self.packed_bytes(layer, device, params)
-        return GeneratedKernel(
-            self.program(layer, device, params), device.threads, *sizes, self.party(layer, device, params)
-        )
+        while True:  # memory and code are of one model of the machine, which another thread may replace at any moment
+            machine = device.machine
+            sizes = self.workspace_bytes(layer, device, params), self.packed_bytes(layer, device, params)
+            program, party = self.program(layer, device, params), self.party(layer, device, params)
+            if device.machine == machine:
+                return GeneratedKernel(program, device.threads, *sizes, party)
