@@ -95,6 +95,8 @@ def test_sums_may_be_as_deep_as_int32_holds() -> None:
         ({"x_zero_point": 256}, "x_zero_point=256: expected an integer from 0 to 255 for uint8"),
         ({"y_zero_point": 200}, "y_zero_point=200: expected an integer from -128 to 127 for int8"),
         ({"x_zero_point": 1.5}, "x_zero_point=1.5: expected an integer"),
+        ({"y_zero_point": [[1], [2, 3]]}, "y_zero_point=[[1], [2, 3]]: expected an integer"),
+        ({"bias": [[1], [2, 3]]}, "bias: expected K=5 integers, got object ()"),
         ({"bias": np.zeros(4, np.int32)}, "bias: expected K=5 integers, got int32 (4,)"),
         ({"bias": np.zeros(5)}, "bias: expected K=5 integers, got float64 (5,)"),
     ],

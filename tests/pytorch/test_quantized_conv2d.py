@@ -76,3 +76,11 @@ def test_the_answers_are_those_of_pytorch(case: str, each: bool, relu: bool) -> 
     )  # fmt: skip
     assert len(np.unique(wanted)) > 50
     np.testing.assert_array_equal(y, wanted)
+
+
+def test_what_becomes_of_a_tensor_later_changes_nothing() -> None:
+    layer = autoconv.ConvLayer(N=1, C=1, H=1, W=1, K=1, R=1, S=1, dtype="uint8")
+    bias, scale = torch.tensor([5]), torch.tensor([1.0])
+    meaning = autoconv.Quantization(scale=scale, bias=bias)
+    bias[0], scale[0] = 99, 9.0
+    assert (meaning.operand(layer) == autoconv.Quantization(bias=[5]).operand(layer)).all()

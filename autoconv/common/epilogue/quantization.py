@@ -57,7 +57,7 @@ class Quantization:
 
     def __post_init__(self) -> None:
         for name in ("scale", "bias"):
-            object.__setattr__(self, name, copy.copy(getattr(self, name)))
+            object.__setattr__(self, name, copy.deepcopy(getattr(self, name)))  # a copied tensor shares its memory
 
     def operand(self, layer: ConvLayer) -> Any:
         """What a kernel of the layer takes in the place of a bias.
@@ -106,13 +106,13 @@ class Quantization:
         for name, dtype in (("x_zero_point", layer.dtype), ("y_zero_point", layer.output_dtype)):
             limits = np.iinfo(INTEGERS[dtype]) if dtype in INTEGERS else None
             low, high = (limits.min, limits.max) if limits else (0, 0)
-            value = np.asarray(getattr(self, name))
+            value = _array(getattr(self, name))
             if value.size != 1 or value.dtype.kind not in "iu" or not low <= int(value.item()) <= high:
                 raise ArrayError(
                     f"{name}={getattr(self, name)!r}: expected an integer from {low} to {high} for {dtype}"
                 )
             zero_points.append(int(value.item()))
-        bias = np.zeros(layer.K, np.int64) if self.bias is None else np.asarray(self.bias)
+        bias = np.zeros(layer.K, np.int64) if self.bias is None else _array(self.bias)
         if bias.shape != (layer.K,) or bias.dtype.kind not in "iu":
             raise ArrayError(f"bias: expected K={layer.K} integers, got {bias.dtype} {bias.shape}")
         terms = layer.C // layer.groups * layer.R * layer.S
@@ -130,6 +130,14 @@ class Quantization:
         return words
 
 
+def _array(value: Any) -> Any:
+    """What was given as an array; one of no numbers where it cannot be one."""
+    try:
+        return np.asarray(value)
+    except ValueError:  # lists of different lengths
+        return np.array(None)
+
+
 def positive(name: str, value: Any, K: int | None = None) -> Any:
     """A scale, or where there may be one for each of K filters also those, as float32.
 
@@ -138,10 +146,7 @@ def positive(name: str, value: Any, K: int | None = None) -> Any:
     ArrayError
         For another number of them, and for what is not a positive normal number of float32.
     """
-    try:
-        given = np.asarray(value)
-    except ValueError:  # lists of different lengths
-        given = np.array(None)
+    given = _array(value)
     if given.dtype.kind not in "iuf" and given.dtype.name != "bfloat16":
         raise ArrayError(f"{name}={value!r}: expected numbers")
     with np.errstate(over="ignore"):
