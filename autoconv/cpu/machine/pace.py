@@ -113,8 +113,8 @@ def read_by_all(instruction_set: str, threads: int) -> Callable[[Array], Array]:
     Returns
     -------
     callable
-        Of a contiguous array, where what does not fill a round of all threads is left out. Returned are the bits that
-        each thread has seen, a vector each.
+        Of a contiguous array, where what does not fill a round of all threads is left out; one that comes too late has
+        read nothing. Returned are the bits that each thread has seen, a vector each.
     """
     run = pool.Entry(compiler.build(probes.emit, instruction_set), probes.READ, threads)
     vector = VECTOR_BYTES[instruction_set]
