@@ -185,6 +185,7 @@ NO_KERNELS = (
     "test_machine_probes.py",
     "test_machine_recorded.py",
     "test_neon.py",
+    "test_pace.py",
     "test_permission.py",
     "test_transform_rows.py",
 )
