@@ -56,10 +56,13 @@ def extents_of(array: Any, layout: str) -> tuple[int, int, int, int]:
 
 def computed(layer: ConvLayer, options: dict[str, Any], *operands: Any) -> Any:
     """What a layer gives for the operands of `Plan.run`, which are checked before anything is planned for them."""
-    _signature(layer, options["device"]).check(*operands)
+    device = options["device"]
+    checked = _signature(layer, device).check(*operands)
     mode = options.get("mode", "hybrid")
     defaults: dict[str, Any] = {"mode": mode, "budget": default_budget(mode)}
-    return plan(layer, **(defaults | options)).run(*operands)
+    made = plan(layer, **(defaults | options))
+    with device.selected():
+        return made.run_checked(checked)
 
 
 def handed_back(result: Any, first: Any, out: Any, options: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from autoconv.common.text import count, duration
 from autoconv.device import Device
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer
-from autoconv.plans.signature import Signature
+from autoconv.plans.signature import Operands, Signature
 from autoconv.records.explanation import candidate_table
 from autoconv.records.limits import Limits
 from autoconv.records.schema import Facts
@@ -222,32 +222,48 @@ class Plan:
         >>> made.run(np.ones((1, 2, 5, 5), np.float32), np.ones((3, 2, 3, 3), np.float32)).shape
         (1, 3, 3, 3)
         """
-        device, kernel = self.device, self.kernel
+        device = self.device
         if device.elsewhere():
             with device.selected():
                 return self.run(x, w, bias, residual, out, slope)
-        signature = self._signature
-        a = self._ready(signature.first(x))
-        stream = device.stream()
-        workspace = self._scratch(self._workspaces, stream, kernel.workspace_bytes)
-        packs = type(w) is PackedWeights
-        b = self._unwrap(w) if packs else self._ready(signature.second(w))
-        y = device.empty(self._out_shape, self._out_dtype) if out is None else signature.output(out, a, b)
-        if bias is not None or residual is not None or slope is not None or signature.finishes:
-            values, residual = signature.epilogue(bias, residual, slope, None if out is None else y)
-            bias, residual = self._joined(values), None if residual is None else self._ready(residual)
-        if kernel.packed_bytes and not packs:
-            packed = self._scratch(self._packed, stream, kernel.packed_bytes)
-            kernel.pack(b, packed)
-            kernel.run(a, packed, y, bias, residual, workspace)
-            self._packed[stream] = packed
-        else:
-            kernel.run(a, b, y, bias, residual, workspace)
-        self._workspaces[stream] = workspace
+        signature, packed = self._signature, type(w) is PackedWeights
+        a, b = signature.first(x), self._unwrap(w) if packed else signature.second(w)
+        y = self.run_checked(signature.with_others(a, b, bias, residual, out, slope), packed)
         if out is not None:
             device.hand_back(out, y)
             return out
         return y if device.owns(x) else like(x, y)
+
+    def run_checked(self, operands: Operands, packed: bool = False) -> Array:
+        """Compute the layer for what a `Signature` of it has let pass, on the device that is selected.
+
+        Parameters
+        ----------
+        operands : Operands
+        packed : bool
+            Whether the second are filters that `pack` gave.
+
+        Returns
+        -------
+        array
+            The device's, where the operands say, or a new one.
+        """
+        device, kernel = self.device, self.kernel
+        first, second, out, values, residual = operands
+        a, b = self._ready(first), second if packed else self._ready(second)
+        stream = device.stream()
+        workspace = self._scratch(self._workspaces, stream, kernel.workspace_bytes)
+        y = device.empty(self._out_shape, self._out_dtype) if out is None else out
+        bias, residual = self._joined(values), None if residual is None else self._ready(residual)
+        if kernel.packed_bytes and not packed:
+            room = self._scratch(self._packed, stream, kernel.packed_bytes)
+            kernel.pack(b, room)
+            kernel.run(a, room, y, bias, residual, workspace)
+            self._packed[stream] = room
+        else:
+            kernel.run(a, b, y, bias, residual, workspace)
+        self._workspaces[stream] = workspace
+        return y
 
     def pack(self, w: Array) -> PackedWeights:
         """The filters transformed once, for constant weights; bound to this plan's layer, candidate and device.
@@ -302,7 +318,7 @@ class Plan:
         fresh[...] = array
         return self._kept(fresh)
 
-    def _joined(self, values: list[Array]) -> Array | None:
+    def _joined(self, values: Sequence[Array]) -> Array | None:
         """Arrays of a value for each channel, one behind the other."""
         if len(values) < 2:
             return self._ready(values[0]) if values else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from autoconv.algorithm import Array
@@ -11,14 +12,17 @@ from autoconv.device import Device
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer, Shape
 
+# The first and the second, where the output goes if the caller says so, values for channels, and the residual.
+Operands = tuple[Array, Array, Array | None, Sequence[Array], Array | None]
+
 _NAMES = {"fwd": ("x", "w", "y"), "dgrad": ("dy", "w", "dx"), "wgrad": ("x", "dy", "dw")}
 
 
 class Signature:
     """What a layer takes and gives on a device.
 
-    Arrays of other libraries are adopted, and what does not fit is refused. A run asks for one array after the other,
-    and then copies what its kernel cannot take as it lies. Who plans for arrays has all of them checked before.
+    Arrays of other libraries are adopted, and what does not fit is refused. A run then copies what its kernel cannot
+    take as it lies. Who plans for arrays has all of them checked before.
 
     Parameters
     ----------
@@ -38,23 +42,50 @@ class Signature:
         self._out_shape, self._out_dtype = layer.output_shape, layer.output_numpy_dtype
         self.finishes = layer.channel_values > 0 or layer.residual or layer.quantized
 
-    def check(self, x: Any, w: Any, bias: Any = None, residual: Any = None, out: Any = None, slope: Any = None) -> None:
-        """Refuse what a run would.
+    def check(
+        self, x: Any, w: Any, bias: Any = None, residual: Any = None, out: Any = None, slope: Any = None
+    ) -> Operands:
+        """The operands of a run, none of which it would refuse.
 
         Parameters
         ----------
         x, w, bias, residual, out, slope
             As `Plan.run` takes them, without packed weights.
 
+        Returns
+        -------
+        Operands
+
         Raises
         ------
         ArrayError
             As by `Plan.run`.
         """
-        a, b = self.first(x), self.second(w)
+        return self.with_others(self.first(x), self.second(w), bias, residual, out, slope)
+
+    def with_others(self, a: Array, b: Array, bias: Any, residual: Any, out: Any, slope: Any) -> Operands:
+        """The same, of two operands that are checked or packed.
+
+        Parameters
+        ----------
+        a, b : array
+            Of the device.
+        bias, residual, out, slope
+            As `Plan.run` takes them.
+
+        Returns
+        -------
+        Operands
+
+        Raises
+        ------
+        ArrayError
+            As by `output` and `epilogue`.
+        """
         y = None if out is None else self.output(out, a, b)
-        if bias is not None or residual is not None or slope is not None or self.finishes:
-            self.epilogue(bias, residual, slope, y)
+        if bias is None and residual is None and slope is None and not self.finishes:
+            return a, b, y, (), None
+        return a, b, y, *self.epilogue(bias, residual, slope, y)
 
     def first(self, array: Any) -> Array:
         """The first operand.

@@ -14,6 +14,7 @@ from autoconv import plans
 from autoconv.errors import ArrayError, LayerError
 from autoconv.functional import operands as functional_operands
 from autoconv.layer import DTYPES, ConvLayer
+from autoconv.plans import signature
 from autoconv.records.cache import TuningCache
 from autoconv.tuning import planner, reference
 
@@ -188,6 +189,20 @@ def test_nothing_is_planned_for_arrays_that_do_not_fit(
     with pytest.raises(ArrayError, match=f"^{name}"):
         convolve(*arrays, **options, mode=mode)
     assert not planned
+
+
+def test_arrays_are_checked_once_in_a_call(quick: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    operand = signature.Signature._operand
+
+    def counted(self: signature.Signature, array: object, name: str, *expected: Any) -> Any:
+        checked.append(name)
+        return operand(self, array, name, *expected)
+
+    monkeypatch.setattr(signature.Signature, "_operand", counted)
+    x, w = np.ones((1, 2, 6, 6), np.float32), np.ones((3, 2, 3, 3), np.float32)
+    autoconv.conv2d(x, w, np.ones(3, np.float32), residual=np.ones((1, 3, 4, 4), np.float32), **quick)
+    assert checked == ["x", "w", "bias", "residual"]
 
 
 def test_a_candidate_that_adds_no_bias_may_be_named_for_a_transposed_convolution() -> None:
