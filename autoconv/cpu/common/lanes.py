@@ -109,6 +109,36 @@ def deinterleaved(k: Function, vectors: Sequence[Value], stride: int, residue: i
     return _picked(k, vectors, range(residue, stride * lanes, stride)) if stride > 1 else vectors[0]
 
 
+def halved(k: Function, vectors: Sequence[Value], stride: int, residue: int) -> Value:
+    """What `deinterleaved` gives, its lanes in an order that `in_order` puts right: quicker for sums of several such.
+
+    The shuffles of AVX2 that take two vectors keep to their halves of 16 bytes. Every second lane of two vectors is one
+    of these, and another instruction, of half the rate on some processors, that brings quarters into order.
+    """
+    lanes = vectors[0].type.lanes
+    if not by_halves(k, lanes, stride):
+        return deinterleaved(k, vectors, stride, residue)
+    places = range(residue, stride * lanes, stride)
+    return k.shuffle(vectors[0], vectors[1], [places[lane] for lane in _quarters(lanes)])
+
+
+def in_order(k: Function, v: Value, stride: int) -> Value:
+    """A vector that was made of what `halved` gives, lane by lane, as made of what `deinterleaved` gives."""
+    lanes = v.type.lanes
+    return k.shuffle(v, v, _quarters(lanes)) if by_halves(k, lanes, stride) else v
+
+
+def by_halves(k: Function, lanes: int, stride: int) -> bool:
+    """Whether `halved` gives lanes in another order."""
+    return stride == 2 and lanes % 4 == 0 and k.module.instruction_set == "avx2"
+
+
+def _quarters(lanes: int) -> list[int]:
+    """The lanes of a vector whose second and third quarters are exchanged."""
+    quarter = lanes // 4
+    return [part * quarter + n for part in (0, 2, 1, 3) for n in range(quarter)]
+
+
 def interleaved(k: Function, vectors: Sequence[Value]) -> list[Value]:
     """Lane 0 of every vector, then lane 1 of every one, and so on, as that many vectors."""
     lanes, count = vectors[0].type.lanes, len(vectors)

@@ -16,7 +16,7 @@ from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.lines import fetch_lines
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.common.epilogue import Epilogue
-from autoconv.cpu.common.lanes import deinterleaved, load_range, store_range
+from autoconv.cpu.common.lanes import by_halves, halved, in_order, load_range, store_range
 from autoconv.cpu.common.panel import Segment, in_lines
 from autoconv.cpu.common.streaming import stream
 from autoconv.cpu.depthwise.geometry import TASKS, column_segments, planes_of_task
@@ -179,7 +179,8 @@ class InPlaceTile:
             for first, total in zip(firsts, totals, strict=True):
                 at, width = i * problem.output.row + first, min(self.lanes, self.segment.pixels - first)
                 plus = load_range(k, residual + at, self.lanes, 0, width) if epilogue.residual else None
-                store_range(k, epilogue.apply(k, total.get(), b, plus), out + at, 0, width)
+                y = in_order(k, total.get(), problem.columns.stride)
+                store_range(k, epilogue.apply(k, y, b, plus), out + at, 0, width)
         return k
 
 
@@ -198,7 +199,8 @@ class _Row:
         """What vector v of outputs sees through tap s."""
         shift, residue = divmod(self.columns.offset + self.columns.dilation * s, self.columns.stride)
         before, after = (v - 1, v) if shift < 0 else (v, v + 1)
-        if self.columns.stride == 1 or not 0 < abs(shift) < self.lanes or not 0 <= before < after < self.vectors:
+        both = 0 < abs(shift) < self.lanes and 0 <= before < after < self.vectors
+        if self.columns.stride == 1 or not both or by_halves(self.k, self.lanes, self.columns.stride):
             return self._vector(v * self.lanes + shift, residue)
         first, second = (self._vector(n * self.lanes, residue) for n in (before, after))
         return self.k.shuffle(first, second, range(shift % self.lanes, shift % self.lanes + self.lanes))
@@ -208,7 +210,7 @@ class _Row:
         if (first, residue) not in self._made:
             stride = self.columns.stride
             vectors = [self._load(stride * first + n * self.lanes) for n in range(stride)]
-            self._made[first, residue] = deinterleaved(self.k, vectors, stride, residue)
+            self._made[first, residue] = halved(self.k, vectors, stride, residue)
         return self._made[first, residue]
 
     def _load(self, column: int) -> Value:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from autoconv.cpu.codegen.ir import Function, Module, Value, f32
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.lines import fetch_lines
-from autoconv.cpu.common.lanes import every_nth, overlap
+from autoconv.cpu.common.lanes import by_halves, every_nth, halved, in_order, overlap
 from autoconv.cpu.operators import TASK_ELEMENTS
 from autoconv.cpu.operators.elements import ELEMENTS, floats, joined, neutral, stored
 from autoconv.cpu.operators.images import Apart, places
@@ -163,9 +163,12 @@ class _PlaneWriter:
             total: Value | None = None
             for tap in range(pool.window[1]):
                 start = row + (q * stride + tap * pool.dilation[1])
-                loaded = every_nth(k, [k.load(start + n * lanes, lanes) for n in range(stride)], lanes)
+                neighbours = [k.load(start + n * lanes, lanes) for n in range(stride)]
+                apart = by_halves(k, lanes, stride)
+                loaded = halved(k, neighbours, stride, 0) if apart else every_nth(k, neighbours, lanes)
                 total = loaded if total is None else joined(k, pool.reduction, total, loaded)
             assert total is not None
+            total = in_order(k, total, stride)
             if self.scales:
                 rows, columns = self.scales
                 total = total * k.broadcast(rows + p, lanes) * k.load(columns + q, lanes)
