@@ -40,6 +40,7 @@ GROWTH = 16.0  # of the price, until it is high enough
 SPARED = 0.05  # of the least time: what all the error of the fastest choice is worth where no limit is given
 ROUNDS = 3  # of timing what errs less: the price falls as others do
 ALIKE = 1.3  # times an error: one as good, in the eyes of one who foretells it
+APART = 4.0  # times an error: so much more leaves room for others between
 
 
 class PricedLayouts(NamedTuple):
@@ -220,15 +221,20 @@ class _Search:
         """Time others that err as little, as a mode does, for every layer whose fastest errs too much; whether it did.
 
         Of candidates that nobody took for the fastest, only one or two of each error may have been timed, and finer
-        forms of those that err too much only where somebody asked for them.
+        forms of those that err too much only where somebody asked for them. Where a budget has ended before these had
+        their turn, what is on record may err either far too much or far less than it has to, at several times the
+        time: so those between the two are asked for as well.
         """
         timed = 0
         for name, price in found.prices.items():
             made = self._plan(name, price, name in found.in_nhwc)
             read = self._read(name)
-            chosen = best_in_network(made, self.device, price, read)
-            if chosen != best_in_network(made, self.device, read=read):
-                asked = [UNUSUAL * ALIKE * error_by(made, chosen, self.device, mixed=False)]
+            chosen, fastest = (best_in_network(made, self.device, one, read) for one in (price, FREE))
+            if chosen != fastest:
+                low, high = (error_by(made, one, self.device, mixed=False) for one in (chosen, fastest))
+                asked = [UNUSUAL * ALIKE * low]
+                if high > APART * low:
+                    asked.append(UNUSUAL * ALIKE * math.sqrt(low * high))
                 if (finer := finer_error(made, self.device, price, read)) is not None:
                     asked.append(ALIKE * finer)
                 for most in asked:
