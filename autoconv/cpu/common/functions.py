@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Function, Value, f32, i32, i64, vec
 
 MAGIC = 1.5 * 2.0**23  # added to a small float, it leaves the nearest integer in the lowest bits
@@ -83,12 +84,15 @@ def _power(k: Function, index: Value) -> Value:
             found = k.insert(found, one, lane) if lanes > 1 else one
         return found
     powers = k.load(table, POWERS)
-    if lanes > POWERS:
+    if lanes > POWERS and compiler.host_features().get("avx512f", False):
         all_twice = k.shuffle(powers, powers, range(lanes))
         return k.intrinsic(all_twice.type, "llvm.x86.avx512.permvar.sf.512", all_twice, index)
-    wide = k.shuffle(index, index, [min(lane, lanes - 1) for lane in range(POWERS)])
-    found = k.intrinsic(powers.type, "llvm.x86.avx2.permps", powers, wide)
-    return k.shuffle(found, found, range(lanes))
+    places = [min(lane, lanes - 1) for lane in range(-(-lanes // POWERS) * POWERS)]
+    found, *more = (
+        k.intrinsic(powers.type, "llvm.x86.avx2.permps", powers, k.shuffle(index, index, places[n : n + POWERS]))
+        for n in range(0, len(places), POWERS)
+    )
+    return k.shuffle(found, more[0] if more else found, range(lanes))
 
 
 def _one(k: Function, x: Value) -> Value:
