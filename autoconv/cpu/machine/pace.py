@@ -18,7 +18,7 @@ from autoconv.cpu.machine import probes
 
 BURSTS = 5  # of multiply-adds, or of products of tiles, of a fraction of a millisecond each
 MEETINGS = 25  # of all threads, of which the median counts
-ROUNDS = 1000  # of products of tiles in a burst
+ROUNDS = 1000  # of products of tiles between two looks at the clock
 WAKING = 3e-4  # seconds of products in which a unit that has slept for a millisecond comes to its full rate
 
 
@@ -135,8 +135,20 @@ def wake_unit(instruction_set: str, matrix_unit: str, threads: int) -> None:
 
 
 def unit_rate(instruction_set: str, matrix_unit: str, threads: int) -> float:
-    """Operations per second of all threads on tiles of bfloat16: the median of some bursts of a unit that is awake."""
+    """Operations per second of all threads on tiles of bfloat16: the median of some bursts of a unit that is awake.
+
+    A burst takes so long that its first microseconds, in which a unit gives less, count as little as where the machine
+    is measured.
+    """
     run = products(instruction_set, matrix_unit, "bfloat16", threads)
     wake_unit(instruction_set, matrix_unit, threads)
-    seconds = statistics.median(timed(lambda: run(ROUNDS)) for _ in range(BURSTS))
-    return float(TILE_FLOPS["bfloat16"] * probes.SUMS * ROUNDS * threads) / seconds
+    rounds = _rounds(instruction_set, matrix_unit, threads)
+    seconds = statistics.median(timed(lambda: run(rounds)) for _ in range(BURSTS))
+    return float(TILE_FLOPS["bfloat16"] * probes.SUMS * rounds * threads) / seconds
+
+
+@functools.cache
+def _rounds(instruction_set: str, matrix_unit: str, threads: int) -> int:
+    """Of products of tiles in a burst of about `WAKING` seconds, of a unit that is awake."""
+    run = products(instruction_set, matrix_unit, "bfloat16", threads)
+    return max(1, round(ROUNDS * WAKING / min(timed(lambda: run(ROUNDS)) for _ in range(BURSTS))))

@@ -33,7 +33,7 @@ from autoconv.cpu.matrix.kernels import emit
 from autoconv.layer import ConvLayer
 
 STRIPS = (128, 256, 512, 1024)  # outputs
-CHANNELS = (64, 256)  # summed at a time, where not all are
+CHANNELS = (64, 128, 256)  # summed at a time, where not all are
 
 
 class Matrix(TileAlgorithm):
