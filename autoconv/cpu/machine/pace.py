@@ -16,10 +16,11 @@ from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Module
 from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_FLOPS
 from autoconv.cpu.machine import probes
 
-BURSTS = 5  # of multiply-adds, or of products of tiles, of a fraction of a millisecond each
+BURSTS = 5  # of multiply-adds, or of products of tiles
 MEETINGS = 25  # of all threads, of which the median counts
 ROUNDS = 1000  # of products of tiles between two looks at the clock
-WAKING = 3e-4  # seconds of products in which a unit that has slept for a millisecond comes to its full rate
+BURST = 3e-4  # seconds of a burst of products of tiles
+WAKING = 2e-3  # seconds of products in which a unit that has slept comes to its full rate
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -137,8 +138,8 @@ def wake_unit(instruction_set: str, matrix_unit: str, threads: int) -> None:
 def unit_rate(instruction_set: str, matrix_unit: str, threads: int) -> float:
     """Operations per second of all threads on tiles of bfloat16: the median of some bursts of a unit that is awake.
 
-    A burst takes so long that its first microseconds, in which a unit gives less, count as little as where the machine
-    is measured.
+    A burst takes so long that its first microseconds, in which a unit gives less, count for as little as in what the
+    rate is held against, the machine's peak.
     """
     run = products(instruction_set, matrix_unit, "bfloat16", threads)
     wake_unit(instruction_set, matrix_unit, threads)
@@ -149,6 +150,6 @@ def unit_rate(instruction_set: str, matrix_unit: str, threads: int) -> float:
 
 @functools.cache
 def _rounds(instruction_set: str, matrix_unit: str, threads: int) -> int:
-    """Of products of tiles in a burst of about `WAKING` seconds, of a unit that is awake."""
+    """Of products of tiles in a burst of about `BURST` seconds, of a unit that is awake."""
     run = products(instruction_set, matrix_unit, "bfloat16", threads)
-    return max(1, round(ROUNDS * WAKING / min(timed(lambda: run(ROUNDS)) for _ in range(BURSTS))))
+    return max(1, round(ROUNDS * BURST / min(timed(lambda: run(ROUNDS)) for _ in range(BURSTS))))
