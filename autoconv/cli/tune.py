@@ -36,6 +36,7 @@ from autoconv.errors import FAILURES
 from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer, Network
 from autoconv.networks.compiled.loading import load
+from autoconv.records.failures import NO_CANDIDATE
 from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan, resolved_cache, unwatch, watch
 
@@ -229,7 +230,11 @@ def _warn(done: Sequence[Row]) -> None:
     """Of candidates that failed: their kernels could not be built, crashed, or gave a wrong answer."""
     for row in done:
         facts = row.plan.facts if row.plan else {}
-        failures = [(name, each.failure) for name, each in facts.items() if each.failure and not each.unreached]
+        failures = [
+            (name, each.failure)
+            for name, each in facts.items()
+            if each.failure and not each.unreached and each.failure != NO_CANDIDATE
+        ]
         if failures:
             (name, why), *others = failures
             more = f", and {len(others)} more, as explain says" if others else ""

@@ -1,10 +1,11 @@
-"""Failures that say nothing of the candidate itself: how they are written, and how they are told from the others."""
+"""Failures that say nothing of the candidate's kernel: how they are written, and how they are told from the others."""
 
 from __future__ import annotations
 
 _UNREACHED = "unreached"  # how they begin
 _STARVED = f"{_UNREACHED}, no memory"
 _KILLED = f"{_STARVED}: the worker died"
+NO_CANDIDATE = "it is not a candidate of this layer"  # any more: it is on record of an algorithm as it was
 
 
 def unreached(why: str) -> str:

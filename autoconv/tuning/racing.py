@@ -17,7 +17,7 @@ from typing import Any
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.common.forks import renew_in_children
 from autoconv.device import Device
-from autoconv.records.failures import starved
+from autoconv.records.failures import NO_CANDIDATE, starved
 from autoconv.records.limits import Limits, equally_fast, ranking
 from autoconv.records.schema import Facts, Race, Record
 from autoconv.tuning.candidates import finer_form
@@ -314,7 +314,7 @@ def _admitted(
         algorithm = request.algorithms[candidate.algorithm]
         expected = request.candidate_set.expectation(candidate) or timed.get(candidate)
         if expected is None:  # on record before its algorithm changed
-            refused[candidate] = failed(algorithm, "it is not a candidate of this layer")
+            refused[candidate] = failed(algorithm, NO_CANDIDATE)
         elif (need := expected.workspace + expected.packed) > free // 2:
             reason = f"needs {need >> 20} MiB, and {free >> 20} MiB are free"
             refused[candidate] = failed(algorithm, starved(reason))

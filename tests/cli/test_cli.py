@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from autoconv.cli.main import cli
 from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
+from autoconv.records.failures import NO_CANDIDATE
+from autoconv.records.schema import Facts
 from autoconv.tuning import planner, racing
 from autoconv.tuning.measurement import Event
 from autoconv.tuning.planner import forget_plans
@@ -197,6 +200,13 @@ def test_a_candidate_that_crashes_is_a_reason_and_not_the_end(
     assert re.search(r"^autoconv: warning: first: faulty.dies failed: died of signal 11.*$", said.err, re.M)
     assert main(["explain", "tiny.yaml:first"]) == 0
     assert re.search(r"faulty.dies +died of signal 11", capsys.readouterr().out)
+
+
+def test_a_former_winner_that_is_a_candidate_no_more_is_no_reason_to_warn(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = {"direct[TK=9]": Facts("1", failure=NO_CANDIDATE), "fft": Facts("1", failure="wrong result")}
+    row = SimpleNamespace(name="first", plan=SimpleNamespace(facts=facts))
+    verb._warn([row])  # type: ignore[list-item]
+    assert capsys.readouterr().err == "autoconv: warning: first: fft failed: wrong result\n"
 
 
 def test_explain_takes_a_layer_a_network_and_one_of_its_layers(capsys: pytest.CaptureFixture[str]) -> None:

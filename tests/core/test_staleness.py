@@ -17,6 +17,7 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.numpy.direct import NumpyDirect
 from autoconv.errors import PlanError
 from autoconv.records.cache import TuningCache
+from autoconv.records.failures import NO_CANDIDATE
 from autoconv.records.schema import Facts, Race
 from autoconv.registry import algorithms
 from autoconv.tuning import racing, staleness
@@ -117,7 +118,7 @@ def test_a_former_winner_stands_in_the_way_only_until_the_layer_is_tuned_again(
     monkeypatch.setattr(racing, "Measurement", pretended(hasty))
     tuned = fresh(LAYER, mode, device=changed, cache=cache, budget=1.0)
     assert (str(tuned.candidate), tuned.timed) == ("numpy.direct", 1)
-    assert tuned.facts["faulty.none[a=1]"].failure == "it is not a candidate of this layer"
+    assert tuned.facts["faulty.none[a=1]"].failure == NO_CANDIDATE
     for less in ("cached", "heuristic"):
         made = fresh(LAYER, less, device=changed, cache=cache)
         assert (str(made.candidate), made.source) == ("numpy.direct", "cache")

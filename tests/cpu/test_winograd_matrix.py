@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,6 +69,27 @@ def test_schedules(rows: int, coop: int) -> None:
     """Chunks of one tile of the unit and of several, the last one of another size."""
     for name in ("many images", "grouped"):
         check_candidate(X6, edge(name), {"m": "2x2", "rows": rows, "coop": coop}, tile_device())
+
+
+@pytest.mark.parametrize("coop", [0, 1, 2])
+@pytest.mark.parametrize("K", [70, 96, 150, 256])
+def test_blocks_of_filters_abreast(K: int, coop: int) -> None:
+    """All of a task's, and what is left of them in the last."""
+    layer = ConvLayer(N=1, C=20, H=9, W=11, K=K, R=3, S=3, padding=1, bias=True, activation="relu")
+    check_candidate(X3, layer, {"m": "2x2", "rows": 2, "coop": coop}, tile_device())
+
+
+@pytest.mark.parametrize(
+    ("K", "threads", "coop", "abreast"),
+    [
+        *[(512, 2, 1, 4), (384, 2, 1, 3), (128, 2, 1, 2), (128, 2, 2, 4), (160, 2, 1, 1)],
+        *[(512, 16, 1, 1), (2048, 16, 1, 4), (160, 2, 0, 4), (64, 2, 0, 2), (32, 2, 0, 1)],
+    ],
+)
+def test_threads_that_share_an_image_have_equal_work(K: int, threads: int, coop: int, abreast: int) -> None:
+    layer = ConvLayer(N=1, C=32, H=28, W=28, K=K, R=3, S=3, padding=1)
+    (tiling,) = X3.tilings(layer, replace(AMX, threads=threads), {"m": "4x4", "rows": 3, "coop": coop})
+    assert (tiling.chunks, tiling.abreast) == (3, abreast)
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
@@ -146,6 +168,8 @@ def test_the_code_for_amx(algorithm: WinogradMatrix, products: int) -> None:
     functions = functions_of(assembly(emit("avx512", layer, tilings), "sapphirerapids"))
     assert functions["product_of_32_0"].count("tdpbf16ps") == 4 * products
     assert functions["product_of_32_0"].count("tileloadd") == {3: 8, 6: 14}[products]
+    fetched = functions["product_of_32_0"].count("prefetcht1")  # its share of filters and of the next point's image
+    assert fetched == {3: 32 + 32, 6: 48 + 48}[products]
     outer = re.findall(r"ldtilecfg|tilerelease|call|ret[q\n]", functions["product_7_0"])
     assert (outer[0], outer[-2]) == ("ldtilecfg", "tilerelease")
     transform = functions["transform_rows0"]

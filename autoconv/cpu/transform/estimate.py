@@ -89,7 +89,7 @@ def _pipeline(tiling: Tiling, before: float, after: float, machine: Machine, par
     batches = _batches(tiling)
     if batches:
         before *= _busiest(batches, tiling.c_blocks * tiling.sections, party)
-        after *= _busiest(batches, tiling.k_blocks, party)
+        after *= _busiest(batches, tiling.k_tasks, party)
     else:
         alone = busiest(tiling.tasks, party)
         before, after = before * alone, after * alone
@@ -138,8 +138,8 @@ def _streams(tiling: Tiling, machine: Machine) -> float:
     """Seconds in which all threads together move what the products read and write.
 
     Filters come from memory once, and for every further pass over them from where all of them fit; chunks of a batch
-    share a block of them. A chunk's input is read for every block of filters, a few tiles of each vector of channels
-    at a time, which is in jumps. Products are written and read on end.
+    share a block of them. A chunk's input is read for every task, a few tiles of each vector of channels at a time,
+    which is in jumps. Products are written and read on end.
     """
     chunks, size, threads = tiling.chunks * tiling.correlation.groups, tiling.itemsize, machine.threads
     packed, block = size * tiling.packed_size, size * tiling.u_size
@@ -148,6 +148,6 @@ def _streams(tiling: Tiling, machine: Machine) -> float:
     filters = packed / machine.memory + packed * (passes - 1) / machine.read.rate(packed + v * threads)
     filters += packed * (tiling.chunks - passes) / machine.read.rate((block + v + products) * threads)
     home = _home(tiling, machine) + (0 if tiling.coop else block)
-    inputs = machine.jumping(v * chunks * tiling.k_blocks, home, home * (threads if tiling.coop else 1))
+    inputs = machine.jumping(v * chunks * tiling.k_tasks, home, home * (threads if tiling.coop else 1))
     moved = products * chunks * tiling.k_blocks
     return filters + inputs + machine.reading(moved, products + block) + machine.writing(moved, products + block)

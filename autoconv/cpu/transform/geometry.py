@@ -201,6 +201,16 @@ class Tiling(ABC):
         return -(-self.correlation.K // self.TK)
 
     @functools.cached_property
+    def abreast(self) -> int:
+        """Blocks of filters by which a point is multiplied before the next one."""
+        return 1
+
+    @functools.cached_property
+    def k_tasks(self) -> int:
+        """Tasks of a chunk: as many blocks of filters in each as go abreast, fewer in the last one."""
+        return -(-self.k_blocks // self.abreast)
+
+    @functools.cached_property
     def subfilters(self) -> int:
         """Subfilters of both axes."""
         return self.rows.subfilters * self.columns.subfilters
@@ -335,9 +345,14 @@ class Tiling(ABC):
         return rows * self.pitch * self.lanes
 
     @functools.cached_property
+    def m_size(self) -> int:
+        """Products of a chunk by a block of filters."""
+        return self.points * self.m_stride
+
+    @functools.cached_property
     def output_size(self) -> int:
-        """Products of a chunk by a block of filters, and rows of output."""
-        return self.points * self.m_stride + self.rows.m * self.out_pitch * self.lanes
+        """Products of a chunk by all blocks of filters that go abreast, and rows of output."""
+        return self.abreast * self.m_size + self.rows.m * self.out_pitch * self.lanes
 
     @functools.cached_property
     def scratch_size(self) -> int:

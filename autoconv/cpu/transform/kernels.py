@@ -69,6 +69,7 @@ class TransformWriter(Stage[T], ABC):
         """`(v, u, products)`: all points of all tiles of a chunk by a block of filters, in register tiles.
 
         Where images are fetched ahead, also `(x, y, first, block)`: the first row of tiles, and the block's number.
+        Where several blocks go abreast, also `(number)` of them.
         """
 
     @abstractmethod
@@ -94,7 +95,7 @@ class TransformWriter(Stage[T], ABC):
         v = scratch + tiling.scratch_size
         with k.loop(0, tiling.c_blocks) as block:
             k.call(self.input, x, v, scratch, first, rows, group, block)
-        with k.loop(0, tiling.k_blocks) as block:
+        with k.loop(0, tiling.k_tasks) as block:
             k.call(self.output, v, u, scratch, x, y, bias, residual, first, rows, group, block)
         run = self.function("independent", CONTEXT)
         launch(run, run.args[0], k, tiling.tasks)
@@ -136,7 +137,7 @@ class TransformWriter(Stage[T], ABC):
             k.store(start, header + 1)
             batch = k.min(tiling.chunks - start, tiling.coop)
             launch(k, k.args[0], tasks[0], batch * (tiling.c_blocks * tiling.sections))
-            launch(k, k.args[0], tasks[1], batch * tiling.k_blocks)
+            launch(k, k.args[0], tasks[1], batch * tiling.k_tasks)
         return k
 
     def _output(self) -> Function:
@@ -145,15 +146,16 @@ class TransformWriter(Stage[T], ABC):
         k = self.function("output", real, real, real, stored, stored, stored, stored, i64, i64, i64, i64)
         v, u, products, x, y, bias, residual, first, rows, group, block = k.args
         images = [x, y, first, block] if tiling.ahead else []
-        u = u + (self.packed + (group * tiling.k_blocks + block) * tiling.u_size)
+        number = [k.min(tiling.k_blocks - block * tiling.abreast, tiling.abreast)] if tiling.abreast > 1 else []
+        u = u + (self.packed + (group * tiling.k_blocks + block * tiling.abreast) * tiling.u_size)
         if len(self.products) == 1:
-            k.call(self.products[tiling.chunk], v, u, products, *images)
+            k.call(self.products[tiling.chunk], v, u, products, *images, *number)
         else:
             with k.if_(rows.eq(tiling.chunk)):
-                k.call(self.products[tiling.chunk], v, u, products, *images)
+                k.call(self.products[tiling.chunk], v, u, products, *images, *number)
             with k.else_():
-                k.call(self.products[tiling.chunk - 1], v, u, products, *images)
-        strip = products + tiling.points * tiling.m_stride
+                k.call(self.products[tiling.chunk - 1], v, u, products, *images, *number)
+        strip = products + tiling.abreast * tiling.m_size
         vertical, horizontal = tiling.rows, tiling.columns
         with k.loop(0, rows) as t:
             image, row = (first + t) // vertical.tiles, (first + t) % vertical.tiles
@@ -162,11 +164,14 @@ class TransformWriter(Stage[T], ABC):
             columns = (horizontal.axis.count - across + (horizontal.residues - 1)) // horizontal.residues
             place = across * horizontal.axis.output_stride + horizontal.axis.output_start
             corner = n * c.output.image + group * c.output.group + place * c.output.column
-            with k.loop(0, tiling.vectors) as vector:
-                channel = block * tiling.TK + vector * tiling.lanes
+            with k.loop(0, tiling.abreast * tiling.vectors) as vector:
+                channel = block * (tiling.abreast * tiling.TK) + vector * tiling.lanes
                 live = c.K - channel
                 with k.if_(live > 0):
-                    row_of_tiles = products + (t * (horizontal.tiles * tiling.m_tile) + vector * tiling.m_vector)
+                    of_block = products
+                    if tiling.abreast > 1:
+                        of_block, vector = products + vector // tiling.vectors * tiling.m_size, vector % tiling.vectors
+                    row_of_tiles = of_block + (t * (horizontal.tiles * tiling.m_tile) + vector * tiling.m_vector)
                     k.call(self.inverse, row_of_tiles, strip)
                     with k.loop(0, vertical.m) as i:
                         p = (row * vertical.m + i) * vertical.residues + down

@@ -13,17 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from autoconv.cpu.codegen.ir import LINE, Function, Value, i16, i32, ptr
+from autoconv.cpu.codegen.ir import LINE, Function, Value, i16, i32, i64, ptr
 from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_FLOPS, TILE_ROWS, WORDS
 from autoconv.cpu.common.tiles.products import DEPTH, PRODUCTS, emit_step, parts_of, sums_of
 from autoconv.cpu.common.tiles.split import split, split_pairs
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.transform.filters import FilterStage
-from autoconv.cpu.transform.geometry import Tiling, odd
+from autoconv.cpu.transform.geometry import EVEN, Tiling, odd
 from autoconv.cpu.transform.input import InputStage
 from autoconv.cpu.transform.kernels import TransformWriter, each_register_tile
 
 MOST_TILES = 2 * TILE_ROWS  # of the image, and filters, that a product multiplies
+MOST_ABREAST = 4  # blocks of filters, whose products the second cache is to hold
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,15 @@ class MatrixTiling(Tiling):
     @functools.cached_property
     def most_tiles(self) -> int:
         return MOST_TILES
+
+    @functools.cached_property
+    def abreast(self) -> int:
+        """The more, the less often an image comes from the LLC; but threads that share one have equal work."""
+        most, share = min(MOST_ABREAST, self.k_blocks), self.k_blocks * self.batch / self.threads
+        if not self.coop:
+            return most
+        longest = {n: -(-self.batch * -(-self.k_blocks // n) // self.threads) * n for n in range(most, 1, -1)}
+        return next((n for n, blocks in longest.items() if blocks <= EVEN * share), 1)
 
     @functools.cached_property
     def steps(self) -> int:
@@ -159,15 +169,22 @@ class MatrixWriter(TransformWriter[M]):
         return [(n, size) for n, size in ((pairs, MOST_TILES), (single, TILE_ROWS)) if n]
 
     def product_of(self, size: int) -> Function:
-        """One or two tiles of the unit by as many of filters: one point, summed over channels."""
+        """One or two tiles of the unit by as many of filters: one point, summed over channels.
+
+        `(v, u, filters, image, products)`: `filters` and `image` are parts of what is multiplied next, which it fetches
+        into L2 meanwhile: they come from the LLC, and products of tiles have too few loads under way to wait for them.
+        """
         tiling, filters = self.tiling, self.tiling.filter_tiles
-        k = self.function(f"product_of_{size}_", *[ptr(self.real)] * 3)
-        v, u, out = k.args
+        k = self.function(f"product_of_{size}_", *[ptr(self.real)] * 5)
+        v, u, *following, out = k.args
         tiles = size // TILE_ROWS, filters
         sums = sums_of(tiles)
         for tile in sums.values():
             k.tile_zero(tile)
         with k.loop(0, tiling.steps) as step:
+            for first, lines in zip(following, self.fetched, strict=True):
+                for n in range(lines):
+                    k.prefetch(first + (step * lines + n) * WORDS, locality=2)
             line = v + step * (tiling.rounded_tiles * WORDS)
             block = u + step * (tiling.parts * tiling.TK * WORDS)
             emit_step(
@@ -182,17 +199,30 @@ class MatrixWriter(TransformWriter[M]):
             k.tile_store(tile, out + (t * (TILE_ROWS * tiling.TK) + f * TILE_ROWS), tiling.TK * 4)
         return k
 
+    @property
+    def fetched(self) -> tuple[int, int]:
+        """Lines of filters, and of the image, that a register tile fetches with every 32 channels: its share."""
+        tiling, tiles = self.tiling, self.register_tiles
+        image = tiling.parts * tiling.rounded_tiles
+        return -(-tiling.parts * tiling.TK // tiles), -(-image // (tiles * tiling.abreast))
+
     def product(self, rows: int, split: Sequence[tuple[int, int]]) -> Function:
         """Every point; the thread has tiles for so long."""
-        tiling = self.tiling
-        k = self.function(f"product_{rows}_", *[ptr(self.real)] * 3)
-        v, u, out = k.args
+        tiling, several = self.tiling, [i64] * (self.tiling.abreast > 1)
+        k = self.function(f"product_{rows}_", *[ptr(self.real)] * 3, *several)
+        v, u, out, *number = k.args
+        blocks = number[0] if number else k.i64(1)
+        filters, image = (lines * tiling.steps * WORDS for lines in self.fetched)
+        tiles = sum(count for count, _ in split)
         k.configure_tiles()
-        with k.loop(0, tiling.points) as point:
-            for size, tile, _ in each_register_tile(k, split):
+        with k.loop(0, tiling.points) as point, k.loop(0, blocks) as block:
+            here = u + (block * tiling.u_size + point * tiling.u_stride)
+            following = k.select(block + 1 < blocks, here + tiling.u_size, u + (point + 1) * tiling.u_stride)
+            ahead = v + ((point + 1) * tiling.v_stride + block * (tiles * image))
+            for size, tile, part in each_register_tile(k, split):
                 source = v + (point * tiling.v_stride + tile * tiling.v_tile)
-                target = out + (point * tiling.m_stride + tile * tiling.TK)
-                k.call(self.registers[size], source, u + point * tiling.u_stride, target)
+                target = out + (block * tiling.m_size + point * tiling.m_stride + tile * tiling.TK)
+                k.call(self.registers[size], source, here, following + part * filters, ahead + part * image, target)
         k.release_tiles()
         return k
 
