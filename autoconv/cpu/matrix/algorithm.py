@@ -93,7 +93,9 @@ class Matrix(TileAlgorithm):
         """The products of whole tiles, and the packing of each strip by each thread that needs it.
 
         What is transposed takes as long as what is packed. Filters come from memory, and then for every strip from
-        where all of them fit; packed pixels for every block of filters from a thread's own panel.
+        where all of them fit; packed pixels for every block of filters from a thread's own panel. All tiles of pixels
+        but the first two find the filters of `BC` channels where these fit beside the panel; sums come and go for every
+        `BC` channels more.
         """
         machine = device.machine
         rate, vector = self.rate(device), VECTOR_BYTES[device.instruction_set]
@@ -111,6 +113,12 @@ class Matrix(TileAlgorithm):
             packing = packed / vector / machine.transforms(vector) / machine.threads
             moved = filters / machine.memory + machine.reading(filters * (number - 1), filters)
             moved += machine.reading(copied * blocks, panel.thread_bytes)
+            together, pairs = -(-b.BC // DEPTH), -(-panel.tiles // 2)
+            passes = -(-panel.blocks // together)
+            held = panel.thread_bytes + filters / max(blocks, 1) / passes
+            moved += machine.reading(filters * number * (pairs - 1), held)
+            sums = (passes - 1) * blocks * number * panel.tiles * TILE_ROWS * FILTERS * 4
+            moved += machine.reading(sums, held) + machine.writing(sums, held)
             seconds += side_by_side(multiplied, moved) + packing
         fresh = machine.writing(self.workspace_bytes(layer, device, params), machine.beyond)
         return seconds + operands_once(layer, machine) + fresh
