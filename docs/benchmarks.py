@@ -25,12 +25,12 @@ ROOT = Path(__file__).parents[1]
 PROCESSORS = {
     "zen3": "Zen 3, AVX2",
     "emerald": "Emerald Rapids, AVX-512",
-    "emerald-amx": "Emerald Rapids, AMX",
     "zen5": "Zen 5, AVX-512",
     "xeon": "Xeon, AVX-512",
+    "xeon-amx": "Xeon, AMX",
     "zen4": "Zen 4, AVX-512",
 }
-TILES = ROOT / "docs" / "results" / "emerald-amx" / "mixed-27-batch1-threads2.json"  # whose algorithms are of interest
+TILES = ROOT / "docs" / "results" / "xeon-amx" / "mixed-27-batch1-threads2.json"  # whose algorithms are of interest
 TYPES = ROOT / "docs" / "results" / "amx" / "types.jsonl"
 SUITE = "Mixed-27"
 CLOSE = 2e-4  # of the largest value: by what a baseline's answer may differ from ours, which is up to 7e-5 off itself

@@ -74,8 +74,10 @@ def asked(record: Record, cache: TuningCache) -> Request:
         gpu = ElsewhereGPU(capability=capability, recorded=record.device, beside=beside)
         return Request(ConvLayer.parse(record.layer), gpu, cache, limits, None, False, None)
     parts = (part.partition("+")[0] for part in record.device.split("-"))  # without what there is beside vectors
-    (instruction_set,) = (part for part in parts if part in ("avx512", "avx2", "generic"))
-    device = Elsewhere(int(record.device.rpartition("threads")[2]), instruction_set, record.device)
+    (level,) = (part for part in parts if part in ("amx", "avx512", "avx2", "generic"))
+    vectors, unit = ("avx512", "amx") if level == "amx" else (level, None)
+    threads = int(record.device.rpartition("threads")[2])
+    device = Elsewhere(threads, vectors, matrix_unit=unit, recorded=record.device)
     return Request(ConvLayer.parse(record.layer), device, cache, limits, None, False, None)
 
 
