@@ -12,7 +12,7 @@ import pytest
 from assembly import assembly, functions_of
 from guards import check_guarded, run_guarded
 from layers import EPILOGUES, operands
-from vectors import INSTRUCTION_SETS, tile_device
+from vectors import INSTRUCTION_SETS, modelled, tile_device
 
 from autoconv import networks, registry
 from autoconv.algorithm import Algorithm, Candidate
@@ -310,6 +310,16 @@ def test_estimates_count_products_and_what_is_moved() -> None:
         assert 1.5 < estimated(algorithm, N=16, **fields) / once < 2.5
         assert 1.5 < estimated(algorithm, K=128, **fields) / once < 2.5
     assert 1.5 < estimated(MATRIX) / estimated(X3) < 2.1
+
+
+def test_estimates_tell_how_many_channels_are_summed_at_a_time() -> None:
+    """With few of them sums come and go often; the filters of all do not fit into the second cache."""
+    layer = ConvLayer(N=1, C=1024, H=15, W=15, K=1024, R=3, S=3, padding=1)
+    model = modelled("avx512", 2, caches=(32 << 10, 2 << 20, 64 << 20)).text
+    device = CPU(2, "avx512", matrix_unit="amx", model=model)
+    few, some, every = (X3.estimate(layer, device, {"products": 3, "strip": 256, "BC": BC}) for BC in (32, 128, 1024))
+    assert some < few
+    assert some < every
 
 
 def test_without_a_matrix_unit_there_are_no_candidates() -> None:

@@ -143,13 +143,6 @@ def unit_rate(instruction_set: str, matrix_unit: str, threads: int) -> float:
     """
     run = products(instruction_set, matrix_unit, "bfloat16", threads)
     wake_unit(instruction_set, matrix_unit, threads)
-    rounds = _rounds(instruction_set, matrix_unit, threads)
+    rounds = max(1, round(ROUNDS * BURST / min(timed(lambda: run(ROUNDS)) for _ in range(BURSTS))))
     seconds = statistics.median(timed(lambda: run(rounds)) for _ in range(BURSTS))
     return float(TILE_FLOPS["bfloat16"] * probes.SUMS * rounds * threads) / seconds
-
-
-@functools.cache
-def _rounds(instruction_set: str, matrix_unit: str, threads: int) -> int:
-    """Of products of tiles in a burst of about `BURST` seconds, of a unit that is awake."""
-    run = products(instruction_set, matrix_unit, "bfloat16", threads)
-    return max(1, round(ROUNDS * BURST / min(timed(lambda: run(ROUNDS)) for _ in range(BURSTS))))
