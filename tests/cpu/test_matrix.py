@@ -12,7 +12,7 @@ import pytest
 from assembly import assembly, functions_of
 from guards import check_guarded, run_guarded
 from layers import EPILOGUES, operands
-from vectors import INSTRUCTION_SETS, modelled, tile_device
+from vectors import INSTRUCTION_SETS, machine_named, tile_device
 
 from autoconv import networks, registry
 from autoconv.algorithm import Algorithm, Candidate
@@ -315,8 +315,7 @@ def test_estimates_count_products_and_what_is_moved() -> None:
 def test_estimates_tell_how_many_channels_are_summed_at_a_time() -> None:
     """With few of them sums come and go often; the filters of all do not fit into the second cache."""
     layer = ConvLayer(N=1, C=1024, H=15, W=15, K=1024, R=3, S=3, padding=1)
-    model = modelled("avx512", 2, caches=(32 << 10, 2 << 20, 64 << 20)).text
-    device = CPU(2, "avx512", matrix_unit="amx", model=model)
+    device = CPU(2, "avx512", matrix_unit="amx", model=machine_named("xeon-amx").text)
     few, some, every = (X3.estimate(layer, device, {"products": 3, "strip": 256, "BC": BC}) for BC in (32, 128, 1024))
     assert some < few
     assert some < every
