@@ -94,12 +94,30 @@ def test_a_search_ends_near_the_best_of_a_grid_by_timing_a_part_of_it() -> None:
 
 def test_every_kind_that_a_limit_may_ask_for_is_timed_first() -> None:
     kinds = {cut(4, 4, way=way): Facts("1", time=3e-3, error=error, packed=packed) for way, error, packed in KINDS}
-    many = {cut(BM, BN, way="quick"): Facts("1", time=1e-3) for BM, BN in itertools.product(SIZES, SIZES)}
-    block = Search(many | kinds, (), {}).next()
-    assert kinds.keys() <= set(block)
+    assert kinds.keys() <= set(Search(quick(error=1e-4, packed=128) | kinds, (), {}).next())
 
 
 KINDS = (("packed", 1e-6, 64), ("careful", 1e-7, 0), ("careless", 1e-5, 0))
+
+
+def test_a_kind_that_no_limit_prefers_waits_until_it_is_promising() -> None:
+    """Whatever is asked for, another is allowed and expected to be quicker; unless estimates cannot tell."""
+    slow, near = (cut(4, 4, way=way) for way in ("slow", "near"))
+    kinds = {slow: Facts("1", time=3e-3, error=1e-5), near: Facts("1", time=1.1e-3, error=1e-6)}
+    first = set(Search(quick(error=1e-7) | kinds, (), {}).next())
+    assert near in first
+    assert slow not in first
+
+
+@pytest.mark.parametrize("better", [{"workspace": 1}, {"packed": 1}, {"pack": 5e-3}])
+def test_what_undercuts_a_kind_is_as_good_in_all_that_counts(better: dict[str, float]) -> None:
+    slow = cut(4, 4, way="slow")
+    others = quick(error=1e-7, **better)
+    assert slow in Search(others | {slow: Facts("1", time=3e-3, error=1e-5)}, (), {}).next()
+
+
+def quick(**fields: Any) -> dict[Candidate, Facts]:
+    return {cut(BM, BN, way="quick"): Facts("1", time=1e-3, **fields) for BM, BN in itertools.product(SIZES, SIZES)}
 
 
 def test_who_wants_exact_algorithms_gets_a_search_of_them() -> None:

@@ -20,7 +20,7 @@ BURSTS = 5  # of multiply-adds, or of products of tiles
 MEETINGS = 25  # of all threads, of which the median counts
 ROUNDS = 1000  # of products of tiles between two looks at the clock
 BURST = 3e-4  # seconds of a burst of products of tiles
-WAKING = 2e-3  # seconds of products in which a unit that has slept comes to its full rate
+WAKING = 2e-3  # seconds of work in which a unit that has slept, of vectors or of tiles, comes to its full rate
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -30,9 +30,16 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def _awake(work: Callable[[], object]) -> None:
+    """Have a unit work until it is at its full rate."""
+    start = time.perf_counter()
+    while time.perf_counter() - start < WAKING:
+        work()
+
+
 @functools.cache
 def meter(instruction_set: str, threads: int) -> Callable[[], float]:
-    """What measures the operations per second of all threads, in a millisecond or so.
+    """What measures the operations per second of all threads, once they are awake: in some milliseconds.
 
     Parameters
     ----------
@@ -53,7 +60,7 @@ def meter(instruction_set: str, threads: int) -> Callable[[], float]:
     burst = functools.partial(run, factors, numbers, sums)
 
     def rate() -> float:
-        burst()  # wakes the threads
+        _awake(burst)
         return operations / statistics.median(timed(burst) for _ in range(BURSTS))
 
     return rate
@@ -130,9 +137,7 @@ def read_by_all(instruction_set: str, threads: int) -> Callable[[Array], Array]:
 
 def wake_unit(instruction_set: str, matrix_unit: str, threads: int) -> None:
     """Have all threads multiply tiles until a unit that slept is at its full rate; at first it gives a part of it."""
-    run, start = products(instruction_set, matrix_unit, "bfloat16", threads), time.perf_counter()
-    while time.perf_counter() - start < WAKING:
-        run(ROUNDS)
+    _awake(functools.partial(products(instruction_set, matrix_unit, "bfloat16", threads), ROUNDS))
 
 
 def unit_rate(instruction_set: str, matrix_unit: str, threads: int) -> float:

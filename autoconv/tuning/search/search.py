@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from autoconv.algorithm import Candidate
 from autoconv.records.limits import Limits
@@ -16,6 +16,7 @@ MOST = 18  # timed for one kind of caller, ...
 MOST_EXACT = 9  # ... and for one who wants exact algorithms alone
 PROMISING = 1.5  # times the best so far: what is predicted to take longer ends the search
 STEPS = 3  # candidates nearest to the winner that are timed in the end, whatever is predicted of them
+SURELY = 1.25  # times as long as another that no limit refuses before it: so wrong two estimates may be
 
 # Kinds of callers, of each of which the best candidate is looked for.
 CALLERS = (Limits(weights="constant"), Limits(weights="varying"), Limits(weights="constant", exact=True))
@@ -74,11 +75,29 @@ class Search:
             yield block
 
     def _seeds(self) -> list[Candidate]:
-        """The most promising of every family for every limit, and others unlike them."""
+        """The most promising of every family, those that a caller's limits may ask for, and others unlike them."""
         ranked = self._ranked(CALLERS[0])
         kinds = {(c.algorithm, self._expected[c].error, self._expected[c].packed > 0): c for c in reversed(ranked)}
-        seeds = [candidate for candidate in kinds.values() if candidate not in self._found]
+        first = set({candidate.algorithm: candidate for candidate in reversed(ranked)}.values())
+        asked = [c for c in kinds.values() if c in first or not self._undercut(c, kinds.values())]
+        seeds = self._new(asked)
         return seeds + self._run.spread(self._new(ranked), SEEDS - len(seeds), seeds)
+
+    def _undercut(self, candidate: Candidate, others: Iterable[Candidate]) -> bool:
+        """Whether one of some others is predicted to be quicker for every kind of caller, under any limits."""
+        serves = [caller for caller in CALLERS if self._serves(candidate, caller)]
+        own = self._expected[candidate]
+        for other in others:
+            its = self._expected[other]
+            if (
+                its.error <= own.error
+                and its.workspace <= own.workspace
+                and its.workspace + its.packed <= own.workspace + own.packed
+                and all(self._serves(other, caller) for caller in serves)
+                and all(SURELY * caller.cost(its) <= caller.cost(own) for caller in serves)
+            ):
+                return True
+        return False
 
     def _new(self, candidates: list[Candidate]) -> list[Candidate]:
         return [candidate for candidate in candidates if candidate not in self._found]
