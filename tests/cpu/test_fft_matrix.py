@@ -50,6 +50,13 @@ def test_sizes_of_tiles(tile: str, layout: str) -> None:
         check_candidate(algorithm, layer, {"tile": tile, "rows": 3, "coop": 0}, tile_device())
 
 
+def test_products_of_several_blocks_of_filters_have_room() -> None:
+    """Those of all blocks by which a point is multiplied before the next one."""
+    layer = ConvLayer(N=1, C=40, H=9, W=9, K=139, R=3, S=3, padding=1)
+    for algorithm, coop in ((X6, 0), (X3, 2)):
+        check_candidate(algorithm, layer, PARAMS | {"coop": coop}, tile_device())
+
+
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_types_and_epilogues(epilogue: str) -> None:
     for layout in ("NCHW", "NHWC"):

@@ -174,8 +174,7 @@ class FourierTiling(Tiling):
     @functools.cached_property
     def scratch_size(self) -> int:
         inputs = self.raw_size + self.rows.tile * self.pitch * self.lanes
-        outputs = self.points * self.m_stride + self.rows.m * self.out_pitch * self.lanes + self.half_size
-        return max(inputs, outputs)
+        return max(inputs, self.output_size + self.half_size)
 
     def workspace_bytes(self) -> int:
         return -(-super().workspace_bytes() // LINE) * LINE
