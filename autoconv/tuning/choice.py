@@ -19,6 +19,7 @@ from autoconv.records.schema import Facts
 from autoconv.tuning.candidates import CandidateSet, expected
 from autoconv.tuning.lookup import Known, Request, credible, look_up, sizes
 from autoconv.tuning.racing import again, complete, finer
+from autoconv.tuning.search.nearby import ordered, sources
 from autoconv.tuning.staleness import former_winner, resized, suffices
 
 MODES = ("profile", "hybrid", "heuristic", "cached")
@@ -111,10 +112,11 @@ def _ranked(request: Request, facts: dict[Candidate, Facts]) -> tuple[dict[Candi
 def _expected(request: Request, facts: dict[Candidate, Facts], timed: int) -> Choice:
     """The best by the estimates, among those of which nothing is known; of those not worth timing if no other can.
 
-    With nothing on record it is what it was the last time: to estimate the layers of a network takes seconds.
+    With nothing on record it is what it was the last time, unless more is known of nearby layers: to estimate the
+    layers of a network takes seconds.
     """
     kept = None if facts or request.limits.vendors != frozenset() else _kept_estimates(request)
-    what = f"{request.layer.key()} {request.limits}"
+    what = " ".join([request.layer.key(), str(request.limits), *sources(request)])
     if kept is not None and (before := kept.read(what, partial(_recalled, request))) is not None:
         return Choice(before, "heuristic", facts, lambda: _by_estimates(request, facts), timed)
     ranked = _by_estimates(request, facts)
@@ -133,7 +135,7 @@ def _expected(request: Request, facts: dict[Candidate, Facts], timed: int) -> Ch
 def _by_estimates(request: Request, facts: dict[Candidate, Facts]) -> list[Candidate]:
     offered = request.candidate_set
     unknown = [c for c in offered.runnable(request.limits) if c not in facts or facts[c].unreached]
-    return [candidate for candidate in unknown if candidate not in offered.pruned] or unknown
+    return ordered(request, [candidate for candidate in unknown if candidate not in offered.pruned] or unknown)
 
 
 def _kept_estimates(request: Request) -> Kept:

@@ -23,7 +23,7 @@ from autoconv.records.schema import Facts, Race, Record
 from autoconv.tuning.candidates import finer_form
 from autoconv.tuning.lookup import Known, Request, credible, known_from, look_up, on_record
 from autoconv.tuning.measurement import Event, Measurement, failed
-from autoconv.tuning.search.nearby import recall, winners
+from autoconv.tuning.search.nearby import lessons, winners
 from autoconv.tuning.search.search import Search
 from autoconv.tuning.staleness import (
     covered,
@@ -298,8 +298,8 @@ def _search(request: Request, known: Known, grids: set[str]) -> Search:
     expected = {c: offered.expected[c] for c in offered.grid() if c.algorithm in grids}
     exact = {name for name, algorithm in request.algorithms.items() if algorithm.exact}
     search = Search(expected, exact, known.facts)
-    if grids:
-        recall(request, search)
+    for lesson in lessons(request) if grids else ():
+        search.recall(*lesson)
     return search
 
 

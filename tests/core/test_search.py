@@ -62,14 +62,14 @@ def test_an_estimate_that_errs_by_the_same_factor_everywhere_is_put_right_by_one
     assert clock.predictions() == {candidate: pytest.approx(seconds(candidate)) for candidate in estimates}
 
 
-def test_a_measurement_counts_for_those_near_it_and_not_for_strangers() -> None:
+def test_a_measurement_counts_for_those_near_it_and_on_average_for_other_families() -> None:
     clock = Surrogate({cut(BM, 4): 1.0 for BM in SIZES} | {cut(4, 4, "other"): 1.0})
     clock.learn(cut(1, 4), 1.0, 1.0)
     clock.learn(cut(64, 4), 1.0, 2.0)
     found = clock.predictions()
     assert found[cut(1, 4)] < 1.2 < 1.8 < found[cut(64, 4)]
     assert [found[cut(BM, 4)] for BM in SIZES] == sorted(found[cut(BM, 4)] for BM in SIZES)
-    assert found[cut(4, 4, "other")] == 1.0
+    assert found[cut(4, 4, "other")] == pytest.approx(math.sqrt(2.0))
 
 
 def test_words_and_none_at_all_lie_apart_from_numbers() -> None:
@@ -303,6 +303,20 @@ def test_what_nearby_layers_have_taught_comes_first(cache: TuningCache) -> None:
     assert first_found(LAYER.replace(R=5, S=5, padding=2)) > 1.02 * best  # of another kind
     assert first_found(LAYER.replace(H=900)) > 1.02 * best  # too far
     assert first_found(LAYER.replace(W=7)) <= 1.02 * best
+
+
+def test_what_nearby_layers_have_taught_is_expected(cache: TuningCache) -> None:
+    """Of a layer that nobody has timed; what was expected before is not kept, nor is it of layers unlike those."""
+    near, unlike = LAYER.replace(W=7), LAYER.replace(R=5, S=5, padding=2)
+    unaware = fresh(cache, "heuristic", layer=near).candidate
+    assert unaware == fresh(cache, "heuristic", layer=unlike).candidate == Candidate("numpy.direct")
+    fresh(cache)
+    made = fresh(cache, "heuristic", layer=near)
+    assert (made.source, made.timed) == ("heuristic", 0)
+    assert seconds(made.candidate) <= 1.02 * min(seconds(cut(BM, BN)) for BM, BN in itertools.product(SIZES, SIZES))
+    assert made.ranking[0] == str(made.candidate)
+    assert fresh(cache, "heuristic", layer=near).candidate == made.candidate
+    assert fresh(cache, "heuristic", layer=unlike).candidate == unaware
 
 
 def test_hybrid_times_what_won_on_a_nearby_layer_and_no_more_when_others_come(cache: TuningCache) -> None:

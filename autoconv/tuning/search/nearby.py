@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from autoconv.algorithm import Candidate
 from autoconv.errors import AutoconvError
@@ -13,8 +15,7 @@ from autoconv.records.limits import ranking
 from autoconv.records.schema import Facts
 from autoconv.tuning.candidates import expected
 from autoconv.tuning.lookup import Request, credible
-from autoconv.tuning.search.search import Search
-from autoconv.tuning.search.surrogate import Surrogate
+from autoconv.tuning.search.surrogate import Costs, Surrogate
 
 MOST_LAYERS = 3
 FARTHEST = 8.0  # squared distance of extents, each by its logarithm to the base of 2
@@ -23,15 +24,50 @@ EXTENTS = {"N": 0.5, "C": 1.0, "H": 1.0, "W": 1.0, "K": 1.0}  # how much each co
 FITTING = 0.3  # nearness to a winner elsewhere from which on a candidate is its like
 
 
-def recall(request: Request, search: Search) -> None:
-    """Tell a search what the nearest layers on record took, less the farther they are."""
+class Lesson(NamedTuple):
+    """What a candidate took on a nearby layer, what was expected of it there, and how much that counts here."""
+
+    candidate: Candidate
+    expected: Facts
+    found: Facts
+    weight: float
+
+
+def lessons(request: Request) -> Iterator[Lesson]:
+    """What the nearest layers on record took, which counts less the farther they are."""
     for distance, layer in _nearest(request):
         there = replace(request, layer=layer)
         for candidate, facts in _recorded(request, layer).items():
             algorithm = request.algorithms[candidate.algorithm]
-            if algorithm.searched and facts.timed and credible(there, candidate, facts):
+            if algorithm.vendor is None and facts.timed and credible(there, candidate, facts):
                 predicted = expected(algorithm, layer, request.device, candidate)
-                search.recall(candidate, predicted, facts, WEIGHT * math.exp(-distance / 4))
+                yield Lesson(candidate, predicted, facts, WEIGHT * math.exp(-distance / 4))
+
+
+def ordered(request: Request, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Some of a request's candidates, the quickest first, as estimates and nearby layers on record let expect.
+
+    Parameters
+    ----------
+    request : Request
+    candidates : sequence of Candidate
+        In the order of their estimates, which stays where nothing is on record nearby.
+    """
+    every = request.candidate_set.expected
+    costs = Costs({candidate: every[candidate] for candidate in candidates})
+    for lesson in lessons(request):
+        costs.learn(*lesson)
+    predicted = costs.of(request.limits)
+    return sorted(candidates, key=predicted.__getitem__)
+
+
+def sources(request: Request) -> list[str]:
+    """What `ordered` learns from: the nearest layers on record, each with its last race."""
+    found = []
+    for _, layer in _nearest(request):
+        record = request.cache.load(layer.key(), request.device.key)
+        found += [f"{layer.key()} {record.races[-1].id}"] if record is not None and record.races else []
+    return found
 
 
 def winners(request: Request) -> list[Candidate]:

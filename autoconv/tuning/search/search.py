@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from autoconv.algorithm import Candidate
 from autoconv.records.limits import Limits
 from autoconv.records.schema import Facts
-from autoconv.tuning.search.surrogate import Surrogate, kind
+from autoconv.tuning.search.surrogate import Costs, kind
 
 SEEDS = 12  # candidates that are timed before any is chosen for what others took
 BLOCK = 4  # of those chosen next
@@ -44,8 +44,7 @@ class Search:
         self, expected: Mapping[Candidate, Facts], exact: Collection[str], known: Mapping[Candidate, Facts]
     ) -> None:
         self._expected, self._exact = expected, exact
-        self._run = Surrogate({candidate: facts.time for candidate, facts in expected.items()})
-        self._pack = Surrogate({candidate: facts.pack for candidate, facts in expected.items()})
+        self._costs = Costs(expected)
         self._found: dict[Candidate, Facts] = {}
         self._surrounded: set[Candidate] = set()  # winners around which there were steps
         self._blocks = self._chosen()
@@ -61,8 +60,7 @@ class Search:
 
     def recall(self, candidate: Candidate, expected: Facts, found: Facts, weight: float = 1.0) -> None:
         """Take note of what a candidate took, be it on another layer, where `expected` was predicted of it."""
-        self._run.learn(candidate, expected.time, found.time, weight)
-        self._pack.learn(candidate, expected.pack, found.pack, weight)
+        self._costs.learn(candidate, expected, found, weight)
 
     def next(self) -> list[Candidate]:
         """The candidates to time next; none when the search is over."""
@@ -81,7 +79,7 @@ class Search:
         first = set({candidate.algorithm: candidate for candidate in reversed(ranked)}.values())
         asked = [c for c in kinds.values() if c in first or not self._undercut(c, kinds.values())]
         seeds = self._new(asked)
-        return seeds + self._run.spread(self._new(ranked), SEEDS - len(seeds), seeds)
+        return seeds + self._costs.run.spread(self._new(ranked), SEEDS - len(seeds), seeds)
 
     def _undercut(self, candidate: Candidate, others: Iterable[Candidate]) -> bool:
         """Whether one of some others is predicted to be quicker for every kind of caller, under any limits."""
@@ -109,9 +107,9 @@ class Search:
             timed = [c for c in self._found if c in self._expected and self._serves(c, caller)]
             left = min((MOST_EXACT if caller.exact else MOST) - len(timed), BLOCK)
             bound = PROMISING * self._best(caller)[1]
-            costs = self._costs(caller)
+            costs = self._costs.of(caller)
             ranked = [c for c in self._new(self._ranked(caller)) if costs[c] <= bound]
-            block += self._run.spread(ranked, left - sum(self._serves(c, caller) for c in block), block)
+            block += self._costs.run.spread(ranked, left - sum(self._serves(c, caller) for c in block), block)
         return block
 
     def _around_the_winners(self) -> list[Candidate]:
@@ -121,9 +119,9 @@ class Search:
             winner, least = self._best(caller)
             if winner is not None and winner in self._expected and winner not in self._surrounded:
                 self._surrounded.add(winner)
-                near = self._run.nearness(winner)
+                near = self._costs.run.nearness(winner)
                 nearest = self._new(sorted(near, key=lambda c: (-near[c], str(c))))
-                costs = self._costs(caller)
+                costs = self._costs.of(caller)
                 others = {kind(c): c for c in reversed(nearest) if costs[c] <= PROMISING * least}
                 others.pop(kind(winner), None)
                 steps |= dict.fromkeys([*nearest[:STEPS], *others.values()])
@@ -137,16 +135,8 @@ class Search:
 
     def _ranked(self, caller: Limits) -> list[Candidate]:
         """The grid's candidates that serve a caller, the most promising first."""
-        costs = self._costs(caller)
+        costs = self._costs.of(caller)
         return sorted((c for c in costs if self._serves(c, caller)), key=costs.__getitem__)
-
-    def _costs(self, caller: Limits) -> dict[Candidate, float]:
-        """Predicted seconds that count for a caller."""
-        run = self._run.predictions()
-        if caller.weights == "constant":
-            return run
-        pack = self._pack.predictions()
-        return {candidate: seconds + pack[candidate] for candidate, seconds in run.items()}
 
     def _serves(self, candidate: Candidate, caller: Limits) -> bool:
         return not caller.exact or candidate.algorithm in self._exact

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from autoconv.algorithm import Candidate
+from autoconv.records.limits import Limits
+from autoconv.records.schema import Facts
 
 PRIOR = 0.3  # the weight of a family's mean ratio, against 1 for a measurement of the candidate itself
 EXTENT = 1.5  # a tile's extents decide more than other numbers: points, errors and register tiles follow from them
@@ -129,8 +131,11 @@ class Surrogate:
             self._families[candidate.algorithm].learn(candidate, math.log(measured / estimate), weight)
 
     def predictions(self) -> dict[Candidate, float]:
-        """Seconds of every candidate."""
-        return {c: seconds for family in self._families.values() for c, seconds in family.predictions().items()}
+        """Seconds of every candidate; a family of which nothing was measured errs as the others do on average."""
+        families = self._families.values()
+        weight = sum(family.weight for family in families)
+        usual = sum(family.sum for family in families) / weight if weight else 0.0
+        return {c: seconds for family in families for c, seconds in family.predictions(usual).items()}
 
     def nearness(self, candidate: Candidate) -> dict[Candidate, float]:
         """How near those of its family are to a candidate, from 0 to 1; there may be none."""
@@ -168,6 +173,40 @@ class Surrogate:
         return {other for other, near in self.nearness(candidate).items() if near > ALIKE}
 
 
+class Costs:
+    """What candidates are predicted to cost, from what their algorithms expect and what was measured.
+
+    Parameters
+    ----------
+    expected : mapping of Candidate to Facts
+    """
+
+    def __init__(self, expected: Mapping[Candidate, Facts]) -> None:
+        self.run = Surrogate({candidate: facts.time for candidate, facts in expected.items()})
+        self.pack = Surrogate({candidate: facts.pack for candidate, facts in expected.items()})
+
+    def learn(self, candidate: Candidate, expected: Facts, found: Facts, weight: float = 1.0) -> None:
+        """Take note of what a candidate took, be it on another layer, where `expected` was predicted of it.
+
+        Parameters
+        ----------
+        candidate : Candidate
+        expected, found : Facts
+        weight : float
+            What it counts; less than 1 on another layer.
+        """
+        self.run.learn(candidate, expected.time, found.time, weight)
+        self.pack.learn(candidate, expected.pack, found.pack, weight)
+
+    def of(self, caller: Limits) -> dict[Candidate, float]:
+        """Predicted seconds that count for a caller, of every candidate."""
+        run = self.run.predictions()
+        if caller.weights == "constant":
+            return run
+        pack = self.pack.predictions()
+        return {candidate: seconds + pack[candidate] for candidate, seconds in run.items()}
+
+
 class _Family:
     """What was learned of one family."""
 
@@ -175,16 +214,16 @@ class _Family:
         self.members, self.space = members, Space(members)
         self._estimates = np.array([estimates[candidate] for candidate in members])
         self._sums, self._weights = np.zeros(len(members)), np.zeros(len(members))
-        self._sum = self._weight = 0.0
+        self.sum = self.weight = 0.0
 
     def learn(self, candidate: Candidate, logarithm: float, weight: float) -> None:
         near = weight * self.space.nearness(candidate)
         self._sums += near * logarithm
         self._weights += near
-        self._sum += weight * logarithm
-        self._weight += weight
+        self.sum += weight * logarithm
+        self.weight += weight
 
-    def predictions(self) -> dict[Candidate, float]:
-        mean = self._sum / self._weight if self._weight else 0.0
+    def predictions(self, usual: float) -> dict[Candidate, float]:
+        mean = self.sum / self.weight if self.weight else usual
         corrections = (self._sums + PRIOR * mean) / (self._weights + PRIOR)
         return dict(zip(self.members, (self._estimates * np.exp(corrections)).tolist(), strict=True))
