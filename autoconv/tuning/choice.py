@@ -19,7 +19,7 @@ from autoconv.records.schema import Facts
 from autoconv.tuning.candidates import CandidateSet, expected
 from autoconv.tuning.lookup import Known, Request, credible, look_up, sizes
 from autoconv.tuning.racing import again, complete, finer
-from autoconv.tuning.search.nearby import ordered, sources
+from autoconv.tuning.search.nearby import foreseen, sources
 from autoconv.tuning.staleness import former_winner, resized, suffices
 
 MODES = ("profile", "hybrid", "heuristic", "cached")
@@ -135,7 +135,8 @@ def _expected(request: Request, facts: dict[Candidate, Facts], timed: int) -> Ch
 def _by_estimates(request: Request, facts: dict[Candidate, Facts]) -> list[Candidate]:
     offered = request.candidate_set
     unknown = [c for c in offered.runnable(request.limits) if c not in facts or facts[c].unreached]
-    return ordered(request, [candidate for candidate in unknown if candidate not in offered.pruned] or unknown)
+    worth, ahead = [c for c in unknown if c not in offered.pruned] or unknown, foreseen(request)
+    return sorted(worth, key=lambda candidate: request.limits.cost(ahead[candidate]))
 
 
 def _kept_estimates(request: Request) -> Kept:

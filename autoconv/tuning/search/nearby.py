@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -44,25 +44,28 @@ def lessons(request: Request) -> Iterator[Lesson]:
                 yield Lesson(candidate, predicted, facts, WEIGHT * math.exp(-distance / 4))
 
 
-def ordered(request: Request, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Some of a request's candidates, the quickest first, as estimates and nearby layers on record let expect.
+def foreseen(request: Request) -> dict[Candidate, Facts]:
+    """What is expected of a request's candidates, corrected by what the nearest layers on record took.
 
     Parameters
     ----------
     request : Request
-    candidates : sequence of Candidate
-        In the order of their estimates, which stays where nothing is on record nearby.
+
+    Returns
+    -------
+    dict of Candidate to Facts
+        Of those that can run; as their algorithms expect where nothing is on record nearby.
     """
     every = request.candidate_set.expected
-    costs = Costs({candidate: every[candidate] for candidate in candidates})
+    costs = Costs(every)
     for lesson in lessons(request):
         costs.learn(*lesson)
-    predicted = costs.of(request.limits)
-    return sorted(candidates, key=predicted.__getitem__)
+    run, pack = costs.run.predictions(), costs.pack.predictions()
+    return {c: replace(facts, time=run[c], pack=pack[c]) for c, facts in every.items()}
 
 
 def sources(request: Request) -> list[str]:
-    """What `ordered` learns from: the nearest layers on record, each with its last race."""
+    """What `foreseen` learns from: the nearest layers on record, each with its last race."""
     found = []
     for _, layer in _nearest(request):
         record = request.cache.load(layer.key(), request.device.key)
