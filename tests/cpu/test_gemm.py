@@ -16,8 +16,9 @@ from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.common.grid import register_tiles
 from autoconv.cpu.common.panel import segments_of
 from autoconv.cpu.device import CPU, host_instruction_set
+from autoconv.cpu.gemm import kernels
 from autoconv.cpu.gemm.algorithm import Gemm
-from autoconv.cpu.gemm.geometry import GemmBlocking, odd_pixels, pixel_tiles
+from autoconv.cpu.gemm.geometry import GemmBlocking, odd_pixels, pixel_tiles, tasks_of
 from autoconv.layer import DTYPES, ConvLayer
 
 pytestmark = [
@@ -270,3 +271,15 @@ def test_reasons_come_all_at_once() -> None:
     assert "at most 4 channels in a group, or 15 filters, got 5 and 16" in reasons(PARAMS, K=16)
     assert "dgrad: expected 1x1 filters" in reasons(PARAMS, C=3, direction="dgrad")
     assert "expected at most 256 taps" in reasons(PARAMS, C=1, H=20, W=20, R=17, S=17)
+
+
+@pytest.mark.parametrize("more", [{}, {"R": 3, "S": 3, "padding": 1}, {"stride": 2}, {"N": 8}, {"K": 600, "C": 100}])
+def test_estimates_count_the_tasks_that_there_are(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that one which a single thread does takes as long as if there were no other."""
+    counts: list[int] = []
+    monkeypatch.setattr(kernels, "launch", lambda run, context, task, count: counts.append(count))
+    layer = pointwise(**({"N": 1, "C": 3, "H": 9, "W": 9, "K": 12} | more))
+    for TK, NV, BC, threads in ((8, 3, layer.C, 2), (4, 2, 2, 7)):
+        blocking = GemmBlocking(TK, NV, BC, False, threads, *SMALL_CACHES[:2])
+        kernels.emit("avx512", layer, blocking)
+        assert counts[-1] == tasks_of("avx512", layer, blocking)

@@ -17,7 +17,7 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import correlations
-from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
+from autoconv.cpu.common.estimate import PAGE, busiest, operands_once, side_by_side
 from autoconv.cpu.common.grid import parts, register_tiles
 from autoconv.cpu.common.panel import strides_too_wide
 from autoconv.cpu.common.streaming import nt_values, streaming_refusals
@@ -29,6 +29,7 @@ from autoconv.cpu.gemm.geometry import (
     in_place,
     line_pixels,
     packed_elements,
+    tasks_of,
     workspace_elements,
 )
 from autoconv.cpu.gemm.kernels import emit
@@ -148,7 +149,8 @@ class Gemm(GeneratedAlgorithm):
             moved += machine.writing(panels, machine.beyond)
         gains = params["nt"] and math.prod(layer.output_shape[2:]) * layer.itemsize % PAGE
         stored = operands_once(layer, machine, past=bool(gains))
-        return side_by_side(computed, moved + stored) + (machine.call or 0.0)
+        share = busiest(tasks_of(device.instruction_set, layer, blocking), machine.threads)
+        return side_by_side(computed, moved + stored) * share + (machine.call or 0.0)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, blocking_of(device, params))

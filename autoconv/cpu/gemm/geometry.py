@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS, widened
+from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS, Module, widened
 from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.common.estimate import PAGE
 from autoconv.cpu.common.panel import PanelRow, in_lines, segments_of
 from autoconv.layer import ConvLayer
+
+SUMS = 32 * 1024  # bytes of a task's sums, where there are several ranges of channels
 
 
 class GemmBlocking(NamedTuple):
@@ -109,6 +111,47 @@ def chunks_of(
     if each < blocks:
         each = min(-(-each // together), kept // together) * together
     return each, -(-blocks // each), [tile._replace(blocks=min(tile.blocks, each)) for tile in tiles]
+
+
+class InPlaceCut(NamedTuple):
+    """An image that is read in place: `chunks` of `kept` blocks of filters each, and `spans` of its tiles of pixels.
+
+    A task is a span by a chunk; `sums_size` are the elements of one block's sums of the largest tile.
+    """
+
+    kept: int
+    chunks: int
+    tiles: list[PixelTiles]
+    spans: int
+    sums_size: int
+
+    @classmethod
+    def cut(cls, problem: Correlation, instruction_set: str, layer: ConvLayer, blocking: GemmBlocking) -> InPlaceCut:
+        """Spans of up to eight tiles, as long as every thread has eight tasks."""
+        element = DTYPES[layer.dtype]
+        lanes, itemsize = Module(instruction_set).lanes(element), widened(element).bytes
+        tiles = pixel_tiles(instruction_set, lanes, problem.rows.count * problem.columns.count, blocking)
+        sums_size = blocking.TK * lanes * max(-(-tile.pixels // lanes) for tile in tiles)
+        several = problem.C > blocking.BC
+        most = SUMS // (sums_size * itemsize) if several else problem.K
+        kept, chunks, tiles = chunks_of(problem, blocking, itemsize, most, tiles)
+        units = sum(tile.times for tile in tiles if tile.pixels > tile.odd) or 1
+        others = problem.N * problem.groups * chunks
+        together = max(1, min(8, units * others // (8 * blocking.threads)))
+        return cls(kept, chunks, tiles, -(-units // together), sums_size)
+
+
+def tasks_of(instruction_set: str, layer: ConvLayer, blocking: GemmBlocking) -> int:
+    """How many tasks threads share."""
+    (problem,) = correlations(layer)
+    images, element = problem.N * problem.groups, DTYPES[layer.dtype]
+    if (panel := panel_cut(instruction_set, layer, blocking)) is not None:
+        line = problem.columns.count * (panel.rows if panel.flat else 1)
+        tiles = pixel_tiles(instruction_set, Module(instruction_set).lanes(element), line, blocking)
+        chunks = chunks_of(problem, blocking, widened(element).bytes, problem.K, tiles)[1]
+        return images * -(-problem.rows.count // panel.rows) * chunks
+    cut = InPlaceCut.cut(problem, instruction_set, layer, blocking)
+    return images * cut.spans * cut.chunks
 
 
 def in_place(problem: Correlation) -> bool:

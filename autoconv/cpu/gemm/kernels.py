@@ -9,13 +9,12 @@ from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.common.packing import tap_place
 from autoconv.cpu.common.streaming import launch_streaming
-from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, PixelTiles, chunks_of, panel_cut, pixel_tiles
+from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, InPlaceCut, PixelTiles, panel_cut
 from autoconv.cpu.gemm.panels import emit_panels
 from autoconv.cpu.gemm.tile import GemmTile, each_block, tiles_of
 from autoconv.layer import ConvLayer
 
 MOST_UNROLLED = 512  # elements that packing copies in one go: LLVM's time grows with the square of them
-SUMS = 32 * 1024  # bytes of a task's sums, where there are several ranges of channels
 
 
 def emit(instruction_set: str, layer: ConvLayer, blocking: GemmBlocking) -> Module:
@@ -86,13 +85,10 @@ class _InPlaceWriter:
         self.layer, self.problem, self.blocking = layer, problem, blocking
         self.element = DTYPES[layer.dtype]
         self.wide = widened(self.element)
-        lanes = m.lanes(self.element)
-        pixels = problem.rows.count * problem.columns.count
-        tiles = pixel_tiles(m.instruction_set, lanes, pixels, blocking)
         self.ranges = ChannelRange.all(problem.C, blocking.BC)
-        self.sums_size = blocking.TK * lanes * max(-(-tile.pixels // lanes) for tile in tiles)
-        most = SUMS // (self.sums_size * self.wide.bytes) if len(self.ranges) > 1 else problem.K
-        self.kept, self.chunks, self.tiles = chunks_of(problem, blocking, self.wide.bytes, most, tiles)
+        self.kept, self.chunks, self.tiles, self.spans, self.sums_size = InPlaceCut.cut(
+            problem, m.instruction_set, layer, blocking
+        )
         i, o = problem.input, problem.output
         block_pitch = problem.C * blocking.TK
         self.functions = {}
@@ -105,11 +101,9 @@ class _InPlaceWriter:
     def task(self) -> tuple[Function, int]:
         """The task, and how many there are."""
         k, problem, blocking, i, o = self.k, self.problem, self.blocking, self.problem.input, self.problem.output
-        blocks = -(-problem.K // blocking.TK)
+        blocks, spans = -(-problem.K // blocking.TK), self.spans
         images = problem.N * problem.groups
         units = sum(tile.times for tile in self.tiles if tile.pixels > tile.odd) or 1
-        together = max(1, min(8, units * images * self.chunks // (8 * blocking.threads)))
-        spans = -(-units // together)
         context, index, _ = k.args
         x, w, self.out, bias, self.residual, _ = operands(k, context, self.element, self.wide, *[self.element] * 3)
         span, rest_index = index % spans, index // spans

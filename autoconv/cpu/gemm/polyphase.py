@@ -28,8 +28,8 @@ from autoconv.cpu.common.panel import in_lines, segments_of
 from autoconv.cpu.common.polyphase.kernels import most_interleaved
 from autoconv.cpu.device import CPU
 from autoconv.cpu.gemm.algorithm import Gemm, blocking_of
-from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, PixelTiles, blocks_of, chunks_of
-from autoconv.cpu.gemm.kernels import SUMS, emit_pack
+from autoconv.cpu.gemm.geometry import SUMS, ChannelRange, GemmBlocking, PixelTiles, blocks_of, chunks_of
+from autoconv.cpu.gemm.kernels import emit_pack
 from autoconv.cpu.gemm.tile import GemmTile, each_block, tiles_of
 from autoconv.layer import ConvLayer
 
