@@ -109,3 +109,13 @@ def test_a_first_sample_that_was_unlucky_is_taken_back(machine: Machine) -> None
     found = timing(machine.race(machine.contestant("fast", 1e-3), unlucky)["unlucky"])
     assert found.time == 0.5e-3
     assert found.dropped_by is None
+
+
+def test_one_disturbed_sample_ends_nobodys_race(machine: Machine) -> None:
+    """A warm-up that took a part of it says that something else may have been at work; a second one is believed."""
+    disturbed = machine.contestant("disturbed", chain([20e-3], repeat(0.5e-3)))
+    slow = machine.contestant("slow", repeat(20e-3))
+    found = machine.race(machine.contestant("fast", 1e-3), disturbed, slow)
+    assert timing(found["disturbed"]).time == 0.5e-3
+    assert timing(found["disturbed"]).dropped_by is None
+    assert (timing(found["slow"]).time, timing(found["slow"]).samples) == (20e-3, 2)

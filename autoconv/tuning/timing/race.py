@@ -87,6 +87,11 @@ class _Standing:
         return self.failure is None and self.warm_up < inf
 
     @property
+    def doubtful(self) -> bool:
+        """Whether its only sample took so much longer than its warm-up that something else may have disturbed it."""
+        return len(self.cold) == 1 and self.cold[0] > TWICE * self.warm_up
+
+    @property
     def least(self) -> float:
         if self.long and len(self.cold) < FEWEST:  # of so few even the warm-up counts
             return min([self.warm_up, *self.cold])
@@ -118,13 +123,14 @@ class _Standing:
 class Heat:
     """A race that contestants may enter some at a time.
 
-    Who enters gets a short timing: each is warmed up and probed, in the order given. Whoever is dominated, that is, at
-    most half as fast as a rival in run time and in run and pack time, and no better in any other respect, is dropped
-    after one or two samples; who takes long and is far behind the best is not run again. The rest take `FEWEST` samples
-    in rounds, in an order that is shuffled anew for every round, so that a drifting clock favours nobody; whoever was
-    best before runs with them and makes the pace: newcomers are held against what it takes now, and those before them
-    against what it took then. Those that can no longer win retire. In the end, those left race in the final: in rounds
-    of which all are part, until all who may win yet have settled, or `MOST` or their fair share of time is reached.
+    Who enters gets a short timing: each is warmed up and probed, in the order given. Whoever is dominated, that is,
+    at most half as fast as a rival in run time and in run and pack time, and no better in any other respect, is
+    dropped after one or two samples, of which one that took twice as long as the warm-up is not enough; who takes
+    long and is far behind the best is not run again. The rest take `FEWEST` samples in rounds, in an order that is
+    shuffled anew for every round, so that a drifting clock favours nobody; whoever was best before runs with them
+    and makes the pace: newcomers are held against what it takes now, and those before them against what it took
+    then. Those that can no longer win retire. In the end, those left race in the final: in rounds of which all are
+    part, until all who may win yet have settled, or `MOST` or their fair share of time is reached.
 
     In a heat the least sample is a contestant's time: whatever disturbs makes slower. In the final it is the median, as
     the least of many is that of a run which found by luck in a cache what is not there as a rule. What other processes
@@ -290,8 +296,10 @@ class Heat:
 
     def goal(self, entry: _Standing) -> int:
         """How many samples it should have, as things stand."""
-        if self.rival(entry, CLEARLY) or self.pruned(entry):
+        if self.pruned(entry):
             return 0
+        if self.rival(entry, CLEARLY):
+            return 2 if entry.doubtful else 0
         if self.rival(entry, TWICE):
             return 2
         contenders = self.contenders()
