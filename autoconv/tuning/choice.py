@@ -116,7 +116,7 @@ def _expected(request: Request, facts: dict[Candidate, Facts], timed: int) -> Ch
     layers of a network takes seconds.
     """
     kept = None if facts or request.limits.vendors != frozenset() else _kept_estimates(request)
-    what = " ".join([request.layer.key(), str(request.limits), *sources(request)])
+    what = " ".join([request.layer.key(), str(request.limits), *sources(request)]) if kept is not None else ""
     if kept is not None and (before := kept.read(what, partial(_recalled, request))) is not None:
         return Choice(before, "heuristic", facts, lambda: _by_estimates(request, facts), timed)
     ranked = _by_estimates(request, facts)
