@@ -114,14 +114,16 @@ def chunks_of(
 
 
 class InPlaceCut(NamedTuple):
-    """An image that is read in place: `chunks` of `kept` blocks of filters each, and `spans` of its tiles of pixels.
+    """An image that is read in place: `chunks` of `kept` blocks of filters each, and `spans` of its `units`.
 
-    A task is a span by a chunk; `sums_size` are the elements of one block's sums of the largest tile.
+    A unit is a tile of pixels, but for single ones, which go with the last. A task is a span by a chunk; `sums_size`
+    are the elements of one block's sums of the largest tile.
     """
 
     kept: int
     chunks: int
     tiles: list[PixelTiles]
+    units: int
     spans: int
     sums_size: int
 
@@ -138,17 +140,25 @@ class InPlaceCut(NamedTuple):
         units = sum(tile.times for tile in tiles if tile.pixels > tile.odd) or 1
         others = problem.N * problem.groups * chunks
         together = max(1, min(8, units * others // (8 * blocking.threads)))
-        return cls(kept, chunks, tiles, -(-units // together), sums_size)
+        return cls(kept, chunks, tiles, units, -(-units // together), sums_size)
+
+
+def panel_chunks(
+    problem: Correlation, instruction_set: str, layer: ConvLayer, blocking: GemmBlocking, panel: PanelCut
+) -> tuple[int, int, list[PixelTiles]]:
+    """As `chunks_of`, with the tiles of a line of a panel's pixels."""
+    element = DTYPES[layer.dtype]
+    line = problem.columns.count * (panel.rows if panel.flat else 1)
+    tiles = pixel_tiles(instruction_set, Module(instruction_set).lanes(element), line, blocking)
+    return chunks_of(problem, blocking, widened(element).bytes, problem.K, tiles)
 
 
 def tasks_of(instruction_set: str, layer: ConvLayer, blocking: GemmBlocking) -> int:
     """How many tasks threads share."""
     (problem,) = correlations(layer)
-    images, element = problem.N * problem.groups, DTYPES[layer.dtype]
+    images = problem.N * problem.groups
     if (panel := panel_cut(instruction_set, layer, blocking)) is not None:
-        line = problem.columns.count * (panel.rows if panel.flat else 1)
-        tiles = pixel_tiles(instruction_set, Module(instruction_set).lanes(element), line, blocking)
-        chunks = chunks_of(problem, blocking, widened(element).bytes, problem.K, tiles)[1]
+        _, chunks, _ = panel_chunks(problem, instruction_set, layer, blocking, panel)
         return images * -(-problem.rows.count // panel.rows) * chunks
     cut = InPlaceCut.cut(problem, instruction_set, layer, blocking)
     return images * cut.spans * cut.chunks

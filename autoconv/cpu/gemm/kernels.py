@@ -86,9 +86,8 @@ class _InPlaceWriter:
         self.element = DTYPES[layer.dtype]
         self.wide = widened(self.element)
         self.ranges = ChannelRange.all(problem.C, blocking.BC)
-        self.kept, self.chunks, self.tiles, self.spans, self.sums_size = InPlaceCut.cut(
-            problem, m.instruction_set, layer, blocking
-        )
+        cut = InPlaceCut.cut(problem, m.instruction_set, layer, blocking)
+        self.kept, self.chunks, self.tiles, self.units, self.spans, self.sums_size = cut
         i, o = problem.input, problem.output
         block_pitch = problem.C * blocking.TK
         self.functions = {}
@@ -101,9 +100,8 @@ class _InPlaceWriter:
     def task(self) -> tuple[Function, int]:
         """The task, and how many there are."""
         k, problem, blocking, i, o = self.k, self.problem, self.blocking, self.problem.input, self.problem.output
-        blocks, spans = -(-problem.K // blocking.TK), self.spans
+        blocks, units, spans = -(-problem.K // blocking.TK), self.units, self.spans
         images = problem.N * problem.groups
-        units = sum(tile.times for tile in self.tiles if tile.pixels > tile.odd) or 1
         context, index, _ = k.args
         x, w, self.out, bias, self.residual, _ = operands(k, context, self.element, self.wide, *[self.element] * 3)
         span, rest_index = index % spans, index // spans

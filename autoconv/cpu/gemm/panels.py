@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Value, widened
 from autoconv.cpu.codegen.launch import TASK, operands
 from autoconv.cpu.common.correlation import Correlation
-from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, PanelCut, PixelTiles, chunks_of, pixel_tiles
+from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, PanelCut, PixelTiles, panel_chunks
 from autoconv.cpu.gemm.tile import GemmTile, each_block, sums_elements, tiles_of
 from autoconv.layer import ConvLayer
 
@@ -19,15 +19,13 @@ def emit_panels(
     lanes = m.lanes(element)
     P, Q = problem.rows.count, problem.columns.count
     R, S = len(problem.rows.taps), len(problem.columns.taps)
-    line = cut.rows * Q if cut.flat else Q
-    tiles = pixel_tiles(m.instruction_set, lanes, line, blocking)
     taps = tuple(cut.row.offset(s) for s in range(S))
     row_pitch = problem.rows.dilation * cut.row.pitch
     whole = ChannelRange(problem.C)
     block_pitch = problem.C * R * S * blocking.TK
     pitches = cut.pitch, problem.output.channel, block_pitch
     tile = GemmTile(blocking.TK, whole, *pitches, R, row_pitch, taps, blocking.nt, whole=True, outside=True)
-    kept, chunks, tiles = chunks_of(problem, blocking, wide.bytes, problem.K, tiles)
+    kept, chunks, tiles = panel_chunks(problem, m.instruction_set, layer, blocking, cut)
     functions = tiles_of(m, name, layer, wide, problem.K, tiles, tile)
     blocks = -(-problem.K // blocking.TK)
     images, spans = problem.N * problem.groups, -(-P // cut.rows)
