@@ -18,7 +18,7 @@ def assembly(module: Module, processor: str) -> str:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     target = llvm.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(cpu=processor, opt=3)
-    return str(target.emit_assembly(compiler._cleaned(module, target)))
+    return str(target.emit_assembly(compiler._cleaned(str(module), target)))
 
 
 def functions_of(text: str) -> dict[str, str]:

@@ -63,8 +63,11 @@ def test_constants_in_memory_are_rounded_to_their_type(instruction_set, name):
 def test_equal_constants_are_in_memory_once():
     m = Module("generic")
     k = m.function("read", ptr(f32))
-    first, again, other = (m.table(k, element, [1, 2]).text for element in (f32, f32, f64))
+    tables = [m.table(k, element, [1, 2]) for element in (f32, f32, f64)]
+    first, again, other = (table.text for table in tables)
     assert first == again != other
+    for table in tables:
+        k.prefetch(table)
     assert str(m).count("internal constant") == 2
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emitted import call, emit_tables
+from emitted import call, emit_long, emit_tables
 from forked import exit_code, forks
 
 from autoconv.common import code_hash, machine_code
@@ -35,6 +35,7 @@ def test_kernels_are_kept_on_disk_and_damage_is_repaired(monkeypatch):
     def build():
         with monkeypatch.context() as patch:  # as another process would: nothing in memory
             patch.setattr(compiler, "_programs", {})
+            compiler._compiled.cache_clear()
             return compiler.build(emit, "generic")
 
     out = np.zeros(4)
@@ -43,23 +44,41 @@ def test_kernels_are_kept_on_disk_and_damage_is_repaired(monkeypatch):
     build()
     build()
     assert len(emitted) == 1
-    (file,) = set(machine_code.folder().iterdir()) - others
-    assert file.stat().st_mode & 0o777 == 0o600
-    good = file.read_bytes()
-    for bad in (b"", good[:100], good[:-1] + b"?", b"\0" * len(good)):
-        file.write_bytes(bad)
-        call(build(), "read", out)
-        assert file.read_bytes() == good
-    assert len(emitted) == 5
+    files = set(machine_code.folder().iterdir()) - others
+    assert len(files) == 2  # the kernel, and its only unit
+    for file in files:
+        assert file.stat().st_mode & 0o777 == 0o600
+        good = file.read_bytes()
+        for bad in (b"", good[:40], good[:-1] + b"?", b"\0" * len(good)):
+            file.write_bytes(bad)
+            call(build(), "read", out)
+            assert file.read_bytes() == good
+    assert len(emitted) == 9
     other = machine_code.folder() / "ab".rjust(64, "0")
     file.rename(other)  # a kernel under another's name, such as another processor's
     assert machine_code.load(bytes.fromhex(other.name)) is None
 
 
+def test_what_kernels_have_in_common_is_compiled_once():
+    def build(number):
+        compiler._compiled.cache_clear()
+        before = set(machine_code.folder().glob("*"))
+        program, out = compiler.build(emit_long, "generic", number), np.zeros(101)
+        for name in program.names:
+            call(program, name, out)
+            np.testing.assert_array_equal(out, [*range(100), number])
+            out[:] = 0
+        return len(set(machine_code.folder().iterdir()) - before)
+
+    code_hash.version(compiler.__name__)
+    assert build(1) == 5  # the kernel, three exported functions, and one for what both long ones are
+    assert build(2) == 3  # one that calls the others is the same
+
+
 FAR = """
 import mmap
 import numpy as np
-from emitted import call, emit_tables
+from emitted import call, emit_long, emit_tables
 from autoconv.cpu.codegen import compiler
 
 def reserve(size):
@@ -72,9 +91,11 @@ small = [reserve(mmap.PAGESIZE)]
 while small[-1][0] > large[0][0]:  # until every gap above is filled
     small.append(reserve(mmap.PAGESIZE))
 max(small)[1].close()
-got = np.empty(4, "float32")
+got, long = np.empty(4, "float32"), np.empty(101)
 call(compiler.build(emit_tables, "generic", "float32"), "read", got)
-print(got)
+sorted(small)[-2][1].close()
+call(compiler.build(emit_long, "generic", 7), "fill_twice", long)
+print(got, long.sum())
 """
 
 
@@ -85,7 +106,7 @@ def test_code_and_constants_stay_together_where_large_arrays_leave_small_gaps():
     places = [str(here), str(here.parent), str(here.parents[1])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
     done = subprocess.run([sys.executable, "-c", FAR], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == str(np.array([0.1, 2.0, -3.5, 1e30], np.float32)).split(), done.stderr
+    assert done.stdout.split() == [*str(np.array([0.1, 2.0, -3.5, 1e30], np.float32)).split(), "4957.0"], done.stderr
 
 
 def test_an_unsupported_processor_is_told_once(monkeypatch):
@@ -111,12 +132,12 @@ FIRST = """if True:
     import collections
     import numpy as np
     import autoconv
-    from autoconv.cpu.codegen import compiler
-    emitters, compiled = collections.Counter(), compiler._compiled
+    from autoconv.cpu.codegen.ir import Module
+    emitters, units = collections.Counter(), Module.units
     def count(module):
         emitters.update({"runs" if "run" in (names := [f.name for f in module.functions]) else names[-1]})
-        return compiled(module)
-    compiler._compiled = count
+        return units(module)
+    Module.units = count
     autoconv.conv2d(np.ones((1, 16, 8, 8), np.float32), np.ones((8, 16, 3, 3), np.float32), padding=1)
     print((dict(emitters), autoconv.CPU.current().matrix_unit))
 """

@@ -3,7 +3,8 @@
 `build(emit, "avx512", 14, 2)` gives the `Program` of the module that `emit("avx512", 14, 2)` writes.
 An emitter is a pure function of its arguments, all printable constants, and of the code that its family is made of;
 so these two, with the processor and LLVM's version, name the machine code exactly, and a kernel
-found on disk is loaded without being written again.
+found on disk is loaded without being written again. What it shares with others is there once: a kernel's file names
+those of its units (`Module.units`), which hold the code.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ from autoconv.errors import PlanError
 
 
 class Program:
-    """Machine code in memory; addresses stay valid as long as it lives."""
+    """Machine code in memory, linked from objects; addresses stay valid as long as it lives."""
 
-    def __init__(self, image: bytes, names: tuple[str, ...]) -> None:
-        builder = _llvm().JITLibraryBuilder().add_object_img(image).add_current_process()
+    def __init__(self, objects: Sequence[bytes], names: tuple[str, ...]) -> None:
+        builder = _llvm().JITLibraryBuilder().add_current_process()
+        for image in objects:
+            builder.add_object_img(image)
         for name in names:
             builder.export_symbol(name)
         self._code = builder.link(_jit(), uuid.uuid4().hex)
@@ -107,10 +110,10 @@ def _target(instruction_set: str) -> Any:
     return target.create_target_machine(cpu=cpu, features=features, opt=3, jit=True, reloc="pic", codemodel="small")
 
 
-def _cleaned(module: Module, target: Any) -> Any:
+def _cleaned(text: str, target: Any) -> Any:
     """As LLVM's module. Kernels are written as they should run: variables go to registers, the rest is cleaning."""
     llvm = _llvm()
-    parsed = llvm.parse_assembly(str(module))
+    parsed = llvm.parse_assembly(text)
     parsed.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=0)
     builder = llvm.create_pass_builder(target, options)
@@ -119,15 +122,8 @@ def _cleaned(module: Module, target: Any) -> Any:
     passes.add_instruction_combine_pass()
     passes.add_new_gvn_pass()
     passes.add_simplify_cfg_pass()
-    passes.add_global_dead_code_eliminate_pass()
     passes.run(parsed, builder)
     return parsed
-
-
-def _compiled(module: Module) -> bytes:
-    """Object code."""
-    target = _target(module.instruction_set)
-    return bytes(target.emit_object(_cleaned(module, target)))
 
 
 @functools.cache
@@ -152,23 +148,45 @@ def _code_version(emit: Callable[..., Module]) -> str:
     return f"{code_hash.version(__name__)} {hashlib.sha256(source).hexdigest()}"
 
 
+def _key(instruction_set: str, text: str) -> bytes:
+    """Of what a text is compiled to."""
+    return hashlib.sha256(f"{_toolchain()} {_features(instruction_set)} {text}".encode()).digest()
+
+
+@functools.lru_cache(256)
+def _compiled(instruction_set: str, text: str) -> bytes:
+    """The object code of a unit, compiled now unless another kernel had it."""
+    key = _key(instruction_set, text)
+    image = machine_code.load(key)
+    if image is None:
+        target = _target(instruction_set)
+        image = bytes(target.emit_object(_cleaned(text, target)))
+        machine_code.save(key, image)
+    return image
+
+
+def _kept(key: bytes) -> Program | None:
+    """The program on disk, if all of it is there: the names of its functions, and the keys of its units."""
+    names, _, units = (machine_code.load(key) or b"").partition(b"\0")
+    objects = [machine_code.load(units[n : n + len(key)]) for n in range(0, len(units), len(key))]
+    images = [image for image in objects if image is not None]
+    return Program(images, tuple(names.decode().split("\n"))) if names and len(images) == len(objects) else None
+
+
 def build(emit: Callable[..., Module], instruction_set: str, *args: object) -> Program:
     """The program of `emit(instruction_set, *args)`: from memory, from disk, or compiled now.
 
     `args` are constants whose `repr` tells them apart: numbers, strings, tuples, layers.
     """
-    text = (
-        f"{_toolchain()} {_features(instruction_set)} {emit.__module__}.{emit.__qualname__}{(instruction_set, *args)}"
-    )
-    key = hashlib.sha256(f"{text} {_code_version(emit)}".encode()).digest()
+    text = f"{emit.__module__}.{emit.__qualname__}{(instruction_set, *args)} {_code_version(emit)}"
+    key = _key(instruction_set, text)
     with _lock:
-        program = _programs.get(key)
+        program = _programs.get(key) or _kept(key)
         if program is None:
-            stored = machine_code.load(key)
-            if stored is None:
-                module = emit(instruction_set, *args)
-                stored = "\n".join(f.name for f in module.functions if f.exported).encode() + b"\0" + _compiled(module)
-                machine_code.save(key, stored)
-            names, _, image = stored.partition(b"\0")
-            program = _programs[key] = Program(image, tuple(names.decode().split("\n")))
+            module = emit(instruction_set, *args)
+            units, names = module.units(), tuple(f.name for f in module.functions if f.exported)
+            program = Program([_compiled(module.instruction_set, unit) for unit in units], names)
+            keys = b"".join(_key(module.instruction_set, unit) for unit in units)
+            machine_code.save(key, "\n".join(names).encode() + b"\0" + keys)
+        _programs[key] = program
     return program

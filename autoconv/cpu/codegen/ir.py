@@ -39,7 +39,9 @@ returns; `launch` says how a kernel's work is spread over threads. The language 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
 
 from autoconv.cpu.codegen.arithmetic import Var
 from autoconv.cpu.codegen.memory import LINE
@@ -95,6 +97,8 @@ __all__ = [  # what a kernel imports
 
 VECTOR_BYTES = {"avx512": 64, "avx2": 32, "neon": 16, "generic": 16}
 VECTOR_REGISTERS = {"avx512": 32, "avx2": 16, "neon": 32, "generic": 16}
+LONG = 2500  # characters of a function that takes LLVM longer than to begin with another module
+_NAMES, _HEAD = re.compile(r"@([\w.]+)"), re.compile(r"^define internal void")
 TERMS = {"avx512": 1, "avx2": 4, "neon": 1, "generic": 2}  # that one round of a loop adds to a register tile's sums
 
 
@@ -149,18 +153,56 @@ class Module:
         self.functions.append(k)
         return k
 
+    def units(self) -> list[str]:
+        """What is compiled by itself, as texts: kernels of one layer have much in common.
+
+        A long function that calls no others is one, under a name that says what is in it, and every exported function
+        is one, with what else it calls. LLVM makes the same of a function wherever that is, as it inlines none.
+        """
+        texts = {f.name: str(f) for f in self.functions}
+        calls = {name: [n for n in _names(text) if n in texts and n != name] for name, text in texts.items()}
+        apart = {f.name: f.name for f in self.functions if f.exported}  # with the names that they have everywhere
+        for name, text in texts.items():
+            if name not in apart and not calls[name] and len(text) >= LONG:
+                content = self._text([_renamed(text, {name: "it"})])
+                apart[name] = f"unit_{hashlib.sha256(content.encode()).hexdigest()[:32]}"
+        units = dict[str, None]()  # equal ones once
+        for name in apart:
+            own = [name]
+            for one in own:  # which grows
+                own += [other for other in calls[one] if other not in apart and other not in own]
+            parts = [_HEAD.sub("define void", texts[name]), *(texts[other] for other in own[1:])]
+            called = {other for one in own for other in calls[one] if other in apart}
+            others = (f for f in self.functions if f.name in called)
+            parts += [f"declare void @{f.name}({', '.join(map(str, f.types))}) #0" for f in others]
+            units[self._text(list(dict.fromkeys(_renamed(part, apart) for part in parts)))] = None
+        return list(units)
+
     def __str__(self) -> str:
+        return self._text([str(f) for f in self.functions])
+
+    def _text(self, functions: Sequence[str]) -> str:
+        """Some functions, with the constants and declarations that they name."""
         bits = 8 * VECTOR_BYTES[self.instruction_set]
         widths = f'"min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}"'
         attributes = f"attributes #0 = {{ noinline nounwind {widths} }}"
-        body = [str(f) for f in self.functions]
+        named = _names("\n".join(functions))
         return "\n".join(
             [
-                *(f"{name} = {content}" for content, name in self._tables.items()),
-                *body,
-                *self._declarations,
+                *(f"{name} = {content}" for content, name in self._tables.items() if name[1:] in named),
+                *functions,
+                *(line for line in self._declarations if named.keys() & _names(line).keys()),
                 attributes,
                 "!0 = !{i32 1}",
                 "",
             ]
         )
+
+
+def _names(text: str) -> dict[str, None]:
+    """What a text names of functions and constants."""
+    return dict.fromkeys(_NAMES.findall(text))
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    return _NAMES.sub(lambda found: f"@{names.get(found[1], found[1])}", text)
