@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.common.forks import renew_in_children
 from autoconv.device import Device
@@ -226,12 +227,13 @@ def _everything(request: Request, preparing: float | None) -> _Left:
 
 def _race(request: Request, known: Known, left: _Left) -> Known:
     """Race these candidates against the incumbents, search these grids, and record the facts; what is known then."""
-    incumbents = [candidate for candidate in _incumbents(request, known.facts) if candidate not in left.candidates]
+    elsewhere = _best_elsewhere(request, known)
+    incumbents = [*elsewhere, *(c for c in _incumbents(request, known.facts) if c not in left.candidates)]
     begun, search = datetime.now(UTC), _search(request, known, left.grids)
     found: dict[Candidate, Facts] = {}
     late = _far_behind(request, known, incumbents)  # as where what was quicker has changed since
     early = [candidate for candidate in incumbents if candidate not in late]
-    timed = {candidate: facts for candidate, facts in known.facts.items() if facts.timed}
+    timed = elsewhere | {candidate: facts for candidate, facts in known.facts.items() if facts.timed}
     reached, block = True, [*early, *left.candidates]  # who compares with what is on record comes first
     block += [candidate for candidate in search.next() if candidate not in block]
     if left.grids:  # a budget may end before everyone's turn
@@ -264,7 +266,19 @@ def _far_behind(request: Request, known: Known, incumbents: Sequence[Candidate])
     """Those that take several times as long as others are expected to: a budget is to reach the others first."""
     cost, expected = request.limits.cost, request.candidate_set.expected
     least = min((cost(facts) for facts in expected.values()), default=0.0)
-    return [candidate for candidate in incumbents if cost(known.facts[candidate]) > FAR * least]
+    return [c for c in incumbents if c in known.facts and cost(known.facts[c]) > FAR * least]
+
+
+def _best_elsewhere(request: Request, known: Known) -> dict[Candidate, Facts]:
+    """The best of what the request leaves out, with its facts, where nothing that it allows was timed.
+
+    It runs along, else times of the two races could not be compared, and those of the older one would count no more.
+    """
+    if known.record is None or any(facts.timed for facts in known.facts.values()):
+        return {}
+    everybody = replace(request, limits=Limits(vendors=request.limits.vendors))
+    facts = known_from(everybody, known.record).facts
+    return {candidate: facts[candidate] for candidate in _incumbents(everybody, facts)[:1]}
 
 
 def _best_first(request: Request, block: Sequence[Candidate], incumbents: Sequence[Candidate]) -> list[Candidate]:
@@ -311,7 +325,7 @@ def _admitted(
     refused: dict[Candidate, Facts] = {}
     admitted = []
     for candidate in candidates:
-        algorithm = request.algorithms[candidate.algorithm]
+        algorithm = registry.by_name(request.device)[candidate.algorithm]
         expected = request.candidate_set.expectation(candidate) or timed.get(candidate)
         if expected is None:  # on record before its algorithm changed
             refused[candidate] = failed(algorithm, NO_CANDIDATE)

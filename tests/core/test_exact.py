@@ -10,12 +10,13 @@ import pytest
 from faulty import SIZE, Faulty, FaultyCPU
 from planning import LAYER, fresh, listed, rigged
 
+from autoconv.algorithm import Candidate
 from autoconv.cpu.device import CPU
 from autoconv.cpu.numpy.direct import NumpyDirect
 from autoconv.errors import PlanError
 from autoconv.functional import conv2d
 from autoconv.records.cache import TuningCache
-from autoconv.records.schema import Facts
+from autoconv.records.schema import Facts, Race
 from autoconv.registry import algorithms
 from autoconv.tuning import planner
 
@@ -89,6 +90,23 @@ def test_an_exact_race_does_not_excuse_a_winner_that_has_changed(
         fresh(LAYER, "cached", **options)
     assert fresh(LAYER, **options).timed == 2  # the changed one, and the incumbent
     assert fresh(LAYER, "cached", **options).source == "cache"
+
+
+@pytest.mark.parametrize("limits", [{"exact": True}, {"denormals": "keep"}])
+def test_a_race_of_those_alone_that_a_limit_allows_leaves_the_times_of_others(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any]
+) -> None:
+    """Where none of them was timed before, the two races would share nobody, and the newer times alone count."""
+    monkeypatch.setattr(Faulty, "keeps_denormals", False)
+    device, found = FaultyCPU.having("none"), {Candidate("faulty.none"): Facts("1", time=1e-6, workspace=SIZE)}
+    race = Race("0" * 32, "2026-01-01T00:00:00+00:00", device.versions, False, None, found, "")
+    cache.add(LAYER.key(), device.key, race)
+    limited = fresh(LAYER, device=device, cache=cache, **limits)
+    assert (str(limited.candidate), limited.facts.keys()) == ("numpy.direct", {"numpy.direct"})
+    assert limited.timed == 2
+    made = fresh(LAYER, "cached", device=device, cache=cache)
+    assert made.timings.keys() == {"faulty.none", "numpy.direct"}
+    assert fresh(LAYER, device=device, cache=cache, **limits).timed == 0
 
 
 def test_facts_of_inexact_algorithms_do_not_win_an_exact_request(cache: TuningCache) -> None:
