@@ -69,8 +69,10 @@ class Measurement:
     budget : float, optional
         Seconds for the race. Verification is not cut short: an unverified candidate may not win.
     preparing : float, optional
-        Seconds of building and verifying after which no further candidate is begun, once two are ready; those left are
-        unreached.
+        Seconds of building and verifying after which no further candidate is begun, once enough are ready; those left
+        are unreached.
+    fewest : int
+        How many that is.
     progress : callable, optional
         Called with an `Event` before each step.
     aside : bool
@@ -89,10 +91,12 @@ class Measurement:
         *,
         budget: float | None = None,
         preparing: float | None = None,
+        fewest: int = FEWEST_READY,
         progress: Progress | None = None,
         aside: bool = False,
     ) -> None:
-        self._layer, self._device, self._aside, self._preparing = layer, device, aside, preparing
+        self._layer, self._device, self._aside = layer, device, aside
+        self._preparing, self._fewest = preparing, fewest
         self._tell = progress or (lambda event: None)
         self._algorithms = registry.by_name(device)
         self._failures: dict[Candidate, Facts] = {}
@@ -127,7 +131,7 @@ class Measurement:
         device.get_ready_for(self._layer, pairs)
         fit = self._fit(candidates)
         builds = [functools.partial(algorithm.build, self._layer, device, params) for algorithm, params in pairs]
-        ready, start = len(self._contestants) + FEWEST_READY, time.perf_counter()
+        ready, start = len(self._contestants) + self._fewest, time.perf_counter()
         with compiled_aside(builds, device.facts["threads"]) if self._aside else nullcontext():
             for done, candidate in enumerate(fit, len(self._contestants)):
                 algorithm, spent = self._algorithms[candidate.algorithm], time.perf_counter() - start

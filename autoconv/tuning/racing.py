@@ -23,7 +23,7 @@ from autoconv.records.limits import Limits, equally_fast, ranking
 from autoconv.records.schema import Facts, Race, Record
 from autoconv.tuning.candidates import finer_form
 from autoconv.tuning.lookup import Known, Request, credible, known_from, look_up, on_record
-from autoconv.tuning.measurement import Event, Measurement, failed
+from autoconv.tuning.measurement import FEWEST_READY, Event, Measurement, failed
 from autoconv.tuning.search.nearby import lessons, winners
 from autoconv.tuning.search.search import Search
 from autoconv.tuning.staleness import (
@@ -239,7 +239,8 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
     if left.grids:  # a budget may end before everyone's turn
         block = _best_first(request, block, early)
     block += [candidate for candidate in late if candidate not in block]
-    with _measurement(request, left.preparing) as measurement:
+    fewest = len(early) + FEWEST_READY  # else who is on record would have the only turns
+    with _measurement(request, left.preparing, fewest) as measurement:
         while block:
             refused, entrants = _admitted(request, block, timed)
             block_facts = refused | measurement.enter(entrants)
@@ -289,17 +290,17 @@ def _best_first(request: Request, block: Sequence[Candidate], incumbents: Sequen
 
 
 @contextmanager
-def _measurement(request: Request, preparing: float | None) -> Iterator[Measurement | Worker]:
+def _measurement(request: Request, preparing: float | None, fewest: int) -> Iterator[Measurement | Worker]:
     """What measures a request's candidates: the device's worker, or another one while that is at work."""
     layer, device, budget, progress = request.layer, request.device, request.budget, request.progress
     if not request.isolate:
-        yield Measurement(layer, device, budget=budget, preparing=preparing, progress=progress)
+        yield Measurement(layer, device, budget=budget, preparing=preparing, fewest=fewest, progress=progress)
         return
     usual = _worker(device)
     worker = Worker(device) if usual in _at_work else usual
     _at_work.append(worker)
     try:
-        yield worker.begin(layer, budget=budget, preparing=preparing, progress=progress)
+        yield worker.begin(layer, budget=budget, preparing=preparing, fewest=fewest, progress=progress)
     finally:
         _at_work.remove(worker)
         if worker is not usual:

@@ -22,7 +22,7 @@ from autoconv.errors import DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.failures import killed, unreached
 from autoconv.records.schema import Facts
-from autoconv.tuning.measurement import Event, Measurement, Progress, failed, longest_wait
+from autoconv.tuning.measurement import FEWEST_READY, Event, Measurement, Progress, failed, longest_wait
 from autoconv.tuning.process import OVERRAN, DeviceProcess, Message, NoAnswerError, serve
 from autoconv.tuning.verification import WrongResultError, reference_seconds
 
@@ -54,13 +54,14 @@ class Worker:
         *,
         budget: float | None = None,
         preparing: float | None = None,
+        fewest: int = FEWEST_READY,
         progress: Progress | None = None,
     ) -> Self:
         """Turn to a layer.
 
         Parameters
         ----------
-        layer, budget, preparing, progress
+        layer, budget, preparing, fewest, progress
             As for `Measurement`. The budget is also the patience with one step, beside waiting for full speed; without
             one, a step of a huge layer may take as long as its candidate is expected to.
 
@@ -75,7 +76,7 @@ class Worker:
         if machine != self._machine:  # by which kernels are cut: what a process has found by another one is stale
             self.close()
         self._machine = machine
-        self._limits = {"budget": budget, "preparing": preparing, "machine": machine}
+        self._limits = {"budget": budget, "preparing": preparing, "fewest": fewest, "machine": machine}
         self._patience = PATIENCE if budget is None else max(budget, LEAST_PATIENCE) + longest_wait(budget)
         self._beginning = 0.0  # seconds until the right answer is found
         with contextlib.suppress(WrongResultError):  # where there is no right answer, the process says so
@@ -224,9 +225,8 @@ class _Answers:
             if (machine := request.get("machine")) is not None:
                 put_in_force(device.key, Machine.parse(machine))
             layer, aside = ConvLayer.parse(request["layer"]), isinstance(device, CPU)
-            self._measurement = Measurement(
-                layer, device, budget=request["budget"], preparing=request["preparing"], progress=progress, aside=aside
-            )
+            limits = {name: request[name] for name in ("budget", "preparing", "fewest")}
+            self._measurement = Measurement(layer, device, **limits, progress=progress, aside=aside)
             return {}
         assert self._measurement is not None
         if "enter" in request:

@@ -18,7 +18,8 @@ from autoconv.functional import conv2d
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts, Race
 from autoconv.registry import algorithms
-from autoconv.tuning import planner
+from autoconv.tuning import planner, racing
+from autoconv.tuning.measurement import Measurement
 
 
 def test_exact_times_and_lists_the_exact_alone(cache: TuningCache) -> None:
@@ -97,13 +98,20 @@ def test_a_race_of_those_alone_that_a_limit_allows_leaves_the_times_of_others(
     cache: TuningCache, monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any]
 ) -> None:
     """Where none of them was timed before, the two races would share nobody, and the newer times alone count."""
+    fewest = []
+
+    def measurement(*arguments: Any, **options: Any) -> Measurement:
+        fewest.append(options["fewest"])
+        return Measurement(*arguments, **options)
+
+    monkeypatch.setattr(racing, "Measurement", measurement)
     monkeypatch.setattr(Faulty, "keeps_denormals", False)
     device, found = FaultyCPU.having("none"), {Candidate("faulty.none"): Facts("1", time=1e-6, workspace=SIZE)}
     race = Race("0" * 32, "2026-01-01T00:00:00+00:00", device.versions, False, None, found, "")
     cache.add(LAYER.key(), device.key, race)
     limited = fresh(LAYER, device=device, cache=cache, **limits)
     assert (str(limited.candidate), limited.facts.keys()) == ("numpy.direct", {"numpy.direct"})
-    assert limited.timed == 2
+    assert (limited.timed, fewest) == (2, [3])  # who runs along takes no newcomer's turn
     made = fresh(LAYER, "cached", device=device, cache=cache)
     assert made.timings.keys() == {"faulty.none", "numpy.direct"}
     assert fresh(LAYER, device=device, cache=cache, **limits).timed == 0

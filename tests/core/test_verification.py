@@ -89,11 +89,11 @@ def test_a_candidate_that_gives_other_bits_is_not_deterministic() -> None:
     assert facts[Candidate("faulty.none")].deterministic
 
 
-def test_no_more_are_prepared_when_time_is_up_but_two_that_work_in_any_case() -> None:
+def test_no_more_are_prepared_when_time_is_up_but_the_fewest_that_work_in_any_case() -> None:
     candidates = [Candidate(f"faulty.{fault}") for fault in ("none", "raises", "slow", "unsteady")]
     device = FaultyCPU.having("none", "raises", "slow", "unsteady")
-    for seconds, late in ((0.0, ["unsteady"]), (60.0, []), (None, [])):
-        measurement = Measurement(LAYER, device, preparing=seconds)
+    for seconds, fewest, late in ((0.0, 2, ["unsteady"]), (0.0, 3, []), (60.0, 2, []), (None, 2, [])):
+        measurement = Measurement(LAYER, device, preparing=seconds, fewest=fewest)
         entered = measurement.enter(candidates)
         facts = measurement.finish()
         assert {str(c) for c, found in facts.items() if found.unreached} == {f"faulty.{fault}" for fault in late}

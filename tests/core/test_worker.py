@@ -285,7 +285,7 @@ def test_a_wait_through_which_everybody_was_stopped_does_not_count(monkeypatch: 
 
     monkeypatch.undo()  # it is not to be patient
     process = processes.DeviceProcess(FaultyCPU.having("none"), "autoconv.tuning.worker")
-    process.send({"layer": LAYER.key(), "budget": None, "preparing": None})
+    process.send({"layer": LAYER.key(), "budget": None, "preparing": None, "fewest": 2})
     monkeypatch.setattr(processes, "time", clock := Stopped(asked=0))
     try:
         with pytest.raises(processes.NoAnswerError, match="no sign of life for 0 s"):
@@ -314,9 +314,9 @@ def test_a_process_answers_says_how_it_ended_and_begins_again() -> None:
     process = processes.DeviceProcess(FaultyCPU.having("exits"), "autoconv.tuning.worker")
     try:
         for _ in range(2):
-            process.send({"layer": "nonsense", "budget": None, "preparing": None})
+            process.send({"layer": "nonsense", "budget": None, "preparing": None, "fewest": 2})
             assert process.receive(1.0)["error"].startswith("LayerError: ")
-            process.send({"layer": LAYER.key(), "budget": None, "preparing": None})
+            process.send({"layer": LAYER.key(), "budget": None, "preparing": None, "fewest": 2})
             assert process.receive(1.0) == {"facts": {}}
             process.send({"enter": ["faulty.exits"]})
             assert process.receive(1.0)["stage"] == "verify"
