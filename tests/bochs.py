@@ -154,7 +154,7 @@ def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
             emulated.add(program)
         return program
 
-    def units_for_there(module: Module) -> list[str]:  # whole: of two runs with parts, one gave a wrong answer once
+    def units_for_there(module: Module) -> list[str]:  # whole: in the one run of all tests with units, one answer was wrong
         return [str(module)] if module.instruction_set == "avx512" else units(module)
 
     words = mmap.mmap(-1, workers.words_bytes(1))  # a pool of one thread, which does every task itself

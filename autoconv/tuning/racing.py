@@ -228,7 +228,7 @@ def _everything(request: Request, preparing: float | None) -> _Left:
 def _race(request: Request, known: Known, left: _Left) -> Known:
     """Race these candidates against the incumbents, search these grids, and record the facts; what is known then."""
     elsewhere = _best_elsewhere(request, known)
-    incumbents = [*elsewhere, *(c for c in _incumbents(request, known.facts) if c not in left.candidates)]
+    incumbents = [c for c in elsewhere or _incumbents(request, known.facts) if c not in left.candidates]
     begun, search = datetime.now(UTC), _search(request, known, left.grids)
     found: dict[Candidate, Facts] = {}
     late = _far_behind(request, known, incumbents)  # as where what was quicker has changed since
@@ -322,11 +322,11 @@ def _admitted(
     request: Request, candidates: Sequence[Candidate], timed: Mapping[Candidate, Facts]
 ) -> tuple[dict[Candidate, Facts], list[Candidate]]:
     """The facts of those that cannot take part, and those that can; who was timed can without being listed any more."""
-    free = request.device.memory_available()
+    free, algorithms = request.device.memory_available(), registry.by_name(request.device)
     refused: dict[Candidate, Facts] = {}
     admitted = []
     for candidate in candidates:
-        algorithm = registry.by_name(request.device)[candidate.algorithm]
+        algorithm = algorithms[candidate.algorithm]  # of any, as one that the request leaves out may run along
         expected = request.candidate_set.expectation(candidate) or timed.get(candidate)
         if expected is None:  # on record before its algorithm changed
             refused[candidate] = failed(algorithm, NO_CANDIDATE)
