@@ -154,7 +154,8 @@ def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
             emulated.add(program)
         return program
 
-    def units_for_there(module: Module) -> list[str]:  # whole: in the one run of all tests with units, one answer was wrong
+    def units_for_there(module: Module) -> list[str]:
+        # Whole: in the one run of all tests with units, one answer was wrong, and it is not known why.
         return [str(module)] if module.instruction_set == "avx512" else units(module)
 
     words = mmap.mmap(-1, workers.words_bytes(1))  # a pool of one thread, which does every task itself
