@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ Counts = Callable[[Candidate, "Facts"], bool]  # whether facts say something of 
 
 def clocks(races: Sequence[Race], counts: Counts) -> list[float | None]:
     """By what to multiply each race's times to put them on the clock of the first with times that count, or with any.
+
+    Who ran in two races at the same version tells how they compare; where nobody did, who ran in both at any: else a
+    race of those that have changed since, and of one that has not, would hide what others know of those as they are.
 
     Parameters
     ----------
@@ -34,11 +38,15 @@ def clocks(races: Sequence[Race], counts: Counts) -> list[float | None]:
     found = [1.0 if i == first else None for i in range(len(races))]
     common = dict(timed[first]) if races else {}
     while True:
-        for i, times in enumerate(timed):
-            shared = [common[key] / times[key] for key in times.keys() & common.keys()]
-            if found[i] is None and shared:
-                factor = found[i] = median(shared)
-                common = {key: time * factor for key, time in times.items()} | common
-                break  # earlier ones may have become comparable through this one
-        else:
+        left = [
+            i for i, clock in enumerate(found) if clock is None
+        ]  # earlier ones may be comparable through later ones
+        named = {candidate: time for (candidate, _), time in common.items()}
+        alike = ((i, [common[key] / time for key, time in timed[i].items() if key in common]) for i in left)
+        akin = ((i, [named[c] / time for (c, _), time in timed[i].items() if c in named]) for i in left)
+        link = next(((i, shared) for i, shared in itertools.chain(alike, akin) if shared), None)
+        if link is None:
             return found
+        i, shared = link
+        factor = found[i] = median(shared)
+        common = {key: time * factor for key, time in timed[i].items()} | common

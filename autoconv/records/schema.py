@@ -216,10 +216,10 @@ class Record:
         """Every candidate's newest facts, those that count before all others, with all times on one clock.
 
         It is the clock of the newest race with times that count. Times of two races are compared only through
-        candidates that ran in both at the same version: another race is scaled by the median ratio of those it shares
-        with the races already on the common clock. A race that no chain of shared candidates joins to that one cannot
-        be compared; its times are left out, and only its failures count. A candidate that a newer race did not reach
-        keeps its older facts.
+        candidates that ran in both, at the same version where there are such: another race is scaled by the median
+        ratio of those it shares with the races already on the common clock. A race that no chain of shared candidates
+        joins to that one cannot be compared; its times are left out, and only its failures count. A candidate that a
+        newer race did not reach keeps its older facts.
 
         Parameters
         ----------

@@ -72,10 +72,20 @@ def test_a_race_without_a_common_candidate_is_not_compared() -> None:
     assert set(found) == {"b", "c"}
 
 
-def test_another_version_is_another_candidate() -> None:
-    found = known(record(race(1, a=1.0, b=2.0), race(2, a=facts(4.0, version="2"))))
-    assert set(found) == {"a"}
-    assert found["a"].version == "2"
+def test_another_version_is_another_candidate_but_where_nothing_else_tells_how_races_compare() -> None:
+    older = race(1, a=1.0, b=2.0, c=3.0)
+    found = known(record(older, race(2, a=facts(4.0, version="2"))))
+    assert (found["a"].version, found["a"].time, found["b"].time) == ("2", 4.0, 8.0)
+    found = known(record(older, race(2, a=facts(4.0, version="2"), c=6.0)))
+    assert (found["a"].time, found["b"].time) == (4.0, 4.0)
+
+
+def test_an_also_ran_that_alone_is_as_it_was_hides_nobody() -> None:
+    """As after another release, whose records know today's best: the user's race is newer, and of one that is slow."""
+    shipped = race(1, best=facts(1.0, version="2"), near=facts(1.5, version="2"))
+    own = race(2, best=2.0, near=3.0, slow=facts(40.0, version="2"))
+    found = record(shipped, own).facts(of_version("2"))
+    assert {str(c): f.time for c, f in found.items()} == {"slow": 40.0, "best": 2.0, "near": 3.0}
 
 
 def test_a_failed_newest_race_does_not_hide_the_times_before_it() -> None:
@@ -100,8 +110,8 @@ def test_facts_that_count_come_before_newer_ones() -> None:
     """As those that a release ships, before a user's of older code."""
     later = {"a": facts(5.0, version="2"), "b": Facts("2", "wrong result")}
     both = record(race(1, **later), race(2, a=1.0, b=2.0, c=3.0))
-    found = both.facts(of_version("2"))
-    assert {str(c): f for c, f in found.items()} == later  # no chain joins what does not count
+    found = {str(c): f for c, f in both.facts(of_version("2")).items()}
+    assert found == later | {"c": facts(15.0)}
     assert both.facts(of_version("1")) == both.facts(of_version("3")) == both.facts()
 
 
