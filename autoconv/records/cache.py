@@ -192,19 +192,19 @@ class TuningCache:
         list of str
             Their keys, sorted.
         """
-        return sorted(layer_key for device, layer_key in self._pairs() if device == device_key)
+        own = {layer_key for device, layer_key in self._own_pairs() if device == device_key}
+        return sorted(own | self._shipped_for(device_key).keys())
+
+    def _own_pairs(self) -> set[tuple[str, str]]:
+        """Device and layer of every record in the user's database."""
+        keys = (key.partition("|") for key in self.store)
+        rests = (rest.partition("|") for schema, _, rest in keys if schema == str(SCHEMA))
+        return {(device_key, layer_key) for layer_key, _, device_key in rests}
 
     def _pairs(self) -> set[tuple[str, str]]:
         """Device and layer of every record."""
-        pairs = set()
-        for key in self.store:
-            schema, _, rest = key.partition("|")
-            layer_key, _, device_key = rest.partition("|")
-            if schema == str(SCHEMA):
-                pairs.add((device_key, layer_key))
-        for path in self._system_files():
-            pairs |= {(r["device"], r["layer"]) for r in self._read_system(path)}
-        return pairs
+        shipped = {(r["device"], r["layer"]) for path in self._system_files() for r in self._read_system(path)}
+        return self._own_pairs() | shipped
 
     def export(self, path: Path | str, device: str | None = None) -> int:
         """Write the user's own records, or those of one device, as JSON, one record per line.
@@ -343,17 +343,21 @@ class TuningCache:
             return None
 
     def _system_record(self, layer_key: str, device_key: str) -> Record | None:
-        if self.system is None:
+        data = self._shipped_for(device_key).get(layer_key)
+        if self.system is None or data is None:
             return None
-        path = self.system / file_name(device_key)
-        if device_key not in self._shipped:
-            self._shipped[device_key] = {r["layer"]: r for r in self._read_system(path) if r["device"] == device_key}
-        data = self._shipped[device_key].get(layer_key)
         try:
-            return _checked(data, layer_key, device_key) if data is not None else None
+            return _checked(data, layer_key, device_key)
         except RecordError as error:
-            self.store.report(f"{path}: the record of {layer_key} is ignored: {error}")
+            self.store.report(f"{self.system / file_name(device_key)}: the record of {layer_key} is ignored: {error}")
             return None
+
+    def _shipped_for(self, device_key: str) -> dict[str, object]:
+        """The shipped records of a device by their layers, read once and not checked."""
+        if device_key not in self._shipped:
+            records = [] if self.system is None else self._read_system(self.system / file_name(device_key))
+            self._shipped[device_key] = {r["layer"]: r for r in records if r["device"] == device_key}
+        return self._shipped[device_key]
 
     def _system_files(self) -> list[Path]:
         try:

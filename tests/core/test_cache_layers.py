@@ -55,10 +55,14 @@ def test_what_is_shipped_is_not_written_to(both: TuningCache) -> None:
     both.close()
 
 
-def test_only_the_file_of_the_device_is_read(both: TuningCache) -> None:
+def test_only_the_file_of_the_device_is_read_and_once(both: TuningCache) -> None:
     assert both.system is not None
     (both.system / file_name("gpu")).write_text("broken")
+    assert both.layers(DEVICE) == [LAYER]
+    (both.system / file_name(DEVICE)).write_text("broken")
     assert both.load(LAYER, DEVICE) is not None
+    both.add(OTHER, DEVICE, race(a=1.0))
+    assert both.layers(DEVICE) == sorted((LAYER, OTHER))
     with pytest.warns(CacheWarning, match="expected JSON"):
         assert both.load(OTHER, "gpu") is None
     both.close()
