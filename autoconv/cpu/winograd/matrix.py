@@ -6,6 +6,7 @@ columns that mirror each other share theirs where one is a multiple of the other
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -39,21 +40,25 @@ def _dot(k: Function, row: Row, xs: Sequence[Value], columns: Sequence[int]) -> 
 
 def _mirrored(a: Row, b: Row) -> tuple[list[int], list[int]] | None:
     """Where two rows are equal and where opposite, if they are one or the other everywhere, and both somewhere."""
-    equal = [c for c in range(len(a)) if a[c] == b[c] != 0]
-    opposite = [c for c in range(len(a)) if a[c] == -b[c] != 0]
-    zero = sum(a[c] == b[c] == 0 for c in range(len(a)))
-    return (equal, opposite) if equal and opposite and len(equal) + len(opposite) + zero == len(a) else None
+    equal, opposite = list[int](), list[int]()
+    for c, (mine, its) in enumerate(zip(a, b, strict=True)):
+        if mine == its:
+            if mine:
+                equal.append(c)
+        elif mine == -its:
+            opposite.append(c)
+        else:
+            return None
+    return (equal, opposite) if equal and opposite else None
 
 
 def _pairs(rows: Sequence[Row]) -> list[tuple[int, int, list[int], list[int]]]:
     """Rows that mirror each other, two by two, with where they are equal and opposite."""
     found, used = [], set[int]()
-    for i in range(len(rows)):
-        for j in range(i + 1, len(rows)):
-            split = _mirrored(rows[i], rows[j])
-            if split and not used & {i, j}:
-                used |= {i, j}
-                found.append((i, j, *split))
+    for i, j in itertools.combinations(range(len(rows)), 2):
+        if not used & {i, j} and (split := _mirrored(rows[i], rows[j])):
+            used |= {i, j}
+            found.append((i, j, *split))
     return found
 
 
