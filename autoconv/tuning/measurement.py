@@ -77,6 +77,8 @@ class Measurement:
         Called with an `Event` before each step.
     aside : bool
         Whether processes forked from this one may compile ahead: only where no other thread minds.
+    verifier : callable
+        What gives the `Verifier` of a layer on a device.
 
     Raises
     ------
@@ -94,6 +96,7 @@ class Measurement:
         fewest: int = FEWEST_READY,
         progress: Progress | None = None,
         aside: bool = False,
+        verifier: Callable[[ConvLayer, Device], Verifier] = Verifier,
     ) -> None:
         self._layer, self._device, self._aside = layer, device, aside
         self._preparing, self._fewest = preparing, fewest
@@ -104,7 +107,7 @@ class Measurement:
         self._workspace, self._room = device.buffer(1), 1
         self._heat = Heat(budget, on_event=self._on_event, ready=FullSpeed.of(device, longest_wait(budget)).wait)
         try:
-            self._verifier = Verifier(layer, device)
+            self._verifier = verifier(layer, device)
         except MemoryError as error:
             raise PlanError(f"not enough memory on {device.name} to verify {layer}: {error}") from None
 

@@ -7,12 +7,14 @@ that shares no code with it: float64 sums, element by element, on a sample of co
 and a random projection over the output channels (Freivalds' check), which sees every element at once. What is large
 is done where the arrays are: on a GPU, NumPy's part is CuPy's. CuPy compiles each of its kernels at first use, a
 quarter of a second and more each, of `all` and `any` seconds: so what is small is looked at on the host.
+Every candidate pays for its check: so answers are compared piece by piece, while they lie in a cache.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -32,6 +34,7 @@ from autoconv.tuning import reference
 GUARD_BYTES = 4096
 GUARD = 0xA5
 SAMPLES_PER_AXIS = 3  # first, last and one in between
+PIECE = {"cpu": 1 << 15, "cuda": 1 << 27}  # elements compared at a time: on a GPU each time is a launch and a wait
 
 
 class WrongResultError(AutoconvError, RuntimeError):
@@ -81,7 +84,7 @@ class Verifier:
             values = rng.random(shape, dtype=np.float32)
             np.subtract(2 * values, 1, out=values)
             array = device.empty(shape, layer.numpy_dtype)
-            array[...] = device.xp.asarray(values.astype(layer.numpy_dtype))
+            array[...] = device.xp.asarray(values.astype(layer.numpy_dtype, copy=False))
             return array
 
         if layer.quantized:
@@ -94,10 +97,10 @@ class Verifier:
         self._inputs = {name: array for name, array in operands.items() if array is not None}
         self._pristine = {name: array.copy() for name, array in self._inputs.items()}
         self._out = Fenced.allocate(device, layer.output_shape, layer.output_numpy_dtype)
-        timed = (*self._inputs.values(), self.out)
-        self.copies: dict[int, list[Array]] = {id(array): [] for array in timed}
+        self.copies: dict[int, list[Array]] = {id(array): [] for array in (*self._inputs.values(), self.out)}
         self.reference, self.magnitude, self.largest = self._reference()
-        self._difference = device.empty(layer.output_shape, np.float64)
+        self._first = device.empty(layer.output_shape, layer.output_numpy_dtype)
+        self._difference = device.empty((min(self.reference.size, PIECE[device.kind]),), np.float64)
 
     def _reference(self) -> tuple[Array, float, float]:
         """The answer in float64, the largest `sum |a||b|` (with the epilogue's terms, at most 1 each) and output.
@@ -148,6 +151,13 @@ class Verifier:
         """Room for an answer, to time with."""
         return self._out.array
 
+    def rest(self, most: int) -> bool:
+        """Give back what only timing needs, until the next race; whether what is left takes at most so many bytes."""
+        for copies in self.copies.values():
+            copies.clear()
+        held = (*self._inputs.values(), *self._pristine.values(), self._out.raw, self._first, self.reference)
+        return sum(int(array.nbytes) for array in held) <= most
+
     def check(self, kernel: Kernel, weights: Array) -> tuple[float, bool]:
         """The error of a kernel's answer, and whether a second run gave the same bits.
 
@@ -162,45 +172,54 @@ class Verifier:
         WrongResultError
             When a guard zone or an input was written to, or an element was left unwritten.
         """
-        out, xp = self._out, self.device.xp
         scratch = Fenced.allocate(self.device, (kernel.workspace_bytes,), np.dtype(np.uint8))
-        first = None
-        for poison in (0xFF, 0 if self.layer.quantized else 0xFF):
-            out.poison(poison)
-            scratch.poison()
-            kernel.run(self.a, weights, out.array, self.bias, self.residual, scratch.array)
-            self.device.synchronize()
-            if not out.intact():
-                raise WrongResultError("wrote outside its output")
-            if not scratch.intact():
-                raise WrongResultError(f"wrote outside its workspace of {kernel.workspace_bytes} bytes")
-            for name, now in self._inputs.items():
-                if not _same_bits(now, self._pristine[name]):
-                    now[...] = self._pristine[name]  # the next candidate deserves the right ones
-                    raise WrongResultError(f"wrote to its input {name}")
-            if first is None:
-                first = out.array.copy()
-        assert first is not None
-        difference = self._difference
-        difference[...] = first
-        difference -= self.reference
-        largest = float(xp.abs(difference, out=difference).max())
+        self._first[...] = self._answer(kernel, weights, scratch)
+        second = self._answer(kernel, weights, scratch, poison=0 if self.layer.quantized else 0xFF)
+        for name, now in self._inputs.items():
+            if not self._same_bits(now, self._pristine[name]):
+                now[...] = self._pristine[name]  # the next candidate deserves the right ones
+                raise WrongResultError(f"wrote to its input {name}")
+        largest = float(np.max([float(difference.max()) for difference in self._differences()]))
         if math.isnan(largest):
-            unwritten = int(xp.isnan(difference).sum())
-            raise WrongResultError(f"left {unwritten} of {first.size} elements unwritten or not a number")
-        same = _same_bits(first, out.array)
+            unwritten = sum(int(self.device.xp.isnan(difference).sum()) for difference in self._differences())
+            raise WrongResultError(f"left {unwritten} of {self._first.size} elements unwritten or not a number")
+        same = self._same_bits(self._first, second)
         if self.layer.quantized and not same:
             raise WrongResultError("left elements unwritten, or gave another answer the second time")
         return largest / self.magnitude, same
 
+    def _answer(self, kernel: Kernel, weights: Array, scratch: Fenced, poison: int = 0xFF) -> Array:
+        """What a kernel writes over NaN, or over bytes of another value."""
+        self._out.poison(poison)
+        kernel.run(self.a, weights, self.out, self.bias, self.residual, scratch.array)
+        self.device.synchronize()
+        if not self._out.intact():
+            raise WrongResultError("wrote outside its output")
+        if not scratch.intact():
+            raise WrongResultError(f"wrote outside its workspace of {kernel.workspace_bytes} bytes")
+        return self.out
 
-def _same_bits(one: Array, other: Array) -> bool:
-    """Whether two contiguous arrays of a type and a shape have the same bits, compared by words as far as they go."""
-    whole = one.nbytes // 8 * 8
-    bits, others = (array.reshape(-1).view(np.uint8) for array in (one, other))
-    words, other_words = (array[:whole].view(np.uint64) for array in (bits, others))
-    alike = not whole or not int((words != other_words).view(np.uint8).max())  # CuPy has that reduction compiled
-    return bool(alike and (host(bits[whole:]) == host(others[whole:])).all())
+    def _differences(self) -> Iterator[Array]:
+        """How far the first answer lies from the right one, piece by piece; the next takes a piece's place."""
+        for answer, right in self._pieces(self._first, self.reference):
+            difference = self._difference[: answer.size]
+            difference[...] = answer
+            difference -= right
+            yield self.device.xp.abs(difference, out=difference)
+
+    def _pieces(self, *arrays: Array) -> Iterator[tuple[Array, ...]]:
+        """The same elements of each of some contiguous arrays of a size, as many at a time as are compared at once."""
+        flat, size = [array.reshape(-1) for array in arrays], PIECE[self.device.kind]
+        for start in range(0, flat[0].size, size):
+            yield tuple(array[start : start + size] for array in flat)
+
+    def _same_bits(self, one: Array, other: Array) -> bool:
+        """Whether two contiguous arrays alike have the same bits, compared by words as far as they go."""
+        whole = one.nbytes // 8 * 8
+        bits, others = (array.reshape(-1).view(np.uint8) for array in (one, other))
+        words = self._pieces(bits[:whole].view(np.uint64), others[:whole].view(np.uint64))
+        unlike = (int((mine != its).view(np.uint8).max()) for mine, its in words)  # CuPy has that reduction compiled
+        return not any(unlike) and bool((host(bits[whole:]) == host(others[whole:])).all())
 
 
 def quantized_operands(layer: ConvLayer, rng: np.random.Generator) -> tuple[Array, Array, Array]:
@@ -355,9 +374,11 @@ def _projection(layer: ConvLayer, rng: np.random.Generator, xp: Any) -> tuple[Co
     axis = 1 if layer.layout == "NCHW" else -1
 
     def images(array: Any) -> Any:  # N, groups * count, ... -> N, groups, ...
-        parted = xp.moveaxis(array, axis, -1)
-        parted = parted.reshape(*parted.shape[:-1], layer.groups, count)
-        return xp.moveaxis((parted * v).sum(-1), -1, axis)
+        if layer.layout == "NHWC":
+            return xp.einsum("nhwgc,gc->nhwg", array.reshape(*array.shape[:-1], layer.groups, count), v)
+        N, _, height, width = array.shape
+        parted = array.reshape(N, layer.groups, count, height * width)
+        return xp.matmul(v[:, None], parted).reshape(N, layer.groups, height, width)
 
     def filters(array: Any) -> Any:
         parted = array.reshape(layer.groups, -1, *array.shape[1:])

@@ -24,10 +24,11 @@ from autoconv.records.failures import killed, unreached
 from autoconv.records.schema import Facts
 from autoconv.tuning.measurement import FEWEST_READY, Event, Measurement, Progress, failed, longest_wait
 from autoconv.tuning.process import OVERRAN, DeviceProcess, Message, NoAnswerError, serve
-from autoconv.tuning.verification import WrongResultError, reference_seconds
+from autoconv.tuning.verification import Verifier, WrongResultError, reference_seconds
 
 PATIENCE = 60.0  # seconds for one step (build and verify, or one round of timing) where no budget is given
 SLACK = 20.0  # times what a right answer, or a run, is expected to take: it is checked, and others may be at work
+KEPT = 16  # part of the memory which may stay taken between two races
 LEAST_PATIENCE = 5.0  # however small the budget: compiling takes time; to begin, it has all of `PATIENCE`
 
 
@@ -203,6 +204,7 @@ class _Answers:
 
     def __init__(self) -> None:
         self._measurement: Measurement | None = None
+        self._last: Verifier | None = None  # a layer is often raced several times: right answers take seconds
 
     def __call__(self, device: Device, request: Message, answer: Callable[[Message], None]) -> None:
         def progress(event: Event) -> None:
@@ -226,13 +228,25 @@ class _Answers:
                 put_in_force(device.key, Machine.parse(machine))
             layer, aside = ConvLayer.parse(request["layer"]), isinstance(device, CPU)
             limits = {name: request[name] for name in ("budget", "preparing", "fewest")}
-            self._measurement = Measurement(layer, device, **limits, progress=progress, aside=aside)
+            self._measurement = Measurement(
+                layer, device, **limits, progress=progress, aside=aside, verifier=self._verifier
+            )
             return {}
         assert self._measurement is not None
         if "enter" in request:
             return self._measurement.enter(list(map(Candidate.parse, request["enter"])))
         measurement, self._measurement = self._measurement, None  # the next layer may be long in coming
-        return measurement.finish()
+        facts = measurement.finish()
+        if self._last is not None and not self._last.rest(device.memory_available() // KEPT):
+            self._last = None
+        return facts
+
+    def _verifier(self, layer: ConvLayer, device: Device) -> Verifier:
+        """A new one, unless the last race was of the same layer."""
+        if self._last is None or self._last.layer != layer:
+            self._last = None  # before another takes memory
+            self._last = Verifier(layer, device)
+        return self._last
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from autoconv.layer import ConvLayer
 from autoconv.tuning import process as processes
 from autoconv.tuning import worker as isolate
 from autoconv.tuning.measurement import Event
+from autoconv.tuning.verification import Verifier
 
 LAYER = ConvLayer(N=1, C=3, H=6, W=6, K=4, R=3, S=3)
 GEMM = NumpyGemm()
@@ -324,3 +325,25 @@ def test_a_process_answers_says_how_it_ended_and_begins_again() -> None:
                 process.receive(1.0)
     finally:
         process.close()
+
+
+def test_races_of_one_layer_share_a_right_answer_that_may_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, device, right = isolate._Answers(), FaultyCPU.having("none"), list[ConvLayer]()
+    monkeypatch.setattr(isolate, "Verifier", lambda *given: (right.append(given[0]), Verifier(*given))[1])
+    limits = {"budget": None, "preparing": None, "fewest": 2}
+
+    def race(layer: ConvLayer) -> None:
+        said: list[processes.Message] = []
+        for request in ({"layer": layer.key()} | limits, {"enter": ["faulty.none"]}, {"finish": True}):
+            answers(device, request, said.append)
+        (facts,) = said[-1]["facts"].values()
+        assert facts["failure"] is None
+
+    other = LAYER.replace(K=5)
+    for layer in (LAYER, LAYER, other, LAYER):
+        race(layer)
+    assert right == [LAYER, other, LAYER]
+    monkeypatch.setattr(FaultyCPU, "memory_available", lambda _: 16 * LAYER.bytes)  # enough to race, too little to stay
+    race(LAYER)
+    race(LAYER)
+    assert right == [LAYER, other, LAYER, LAYER]

@@ -61,7 +61,10 @@ def random_inputs(types: Mapping[str, TensorType]) -> dict[str, np.ndarray]:
 def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     if dtype.name in INTEGERS:
         return rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype.name, endpoint=True)
-    return (rng.integers(0, 2, shape) if dtype.kind in "biu" else rng.standard_normal(shape)).astype(dtype)
+    if dtype.kind in "biu":
+        return rng.integers(0, 2, shape).astype(dtype)
+    wide = np.float64 if dtype == np.float64 else np.float32
+    return rng.standard_normal(shape, wide).astype(dtype, copy=False)
 
 
 class Operator(ABC):
