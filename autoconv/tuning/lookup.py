@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
+from autoconv.common import split_products
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
@@ -16,6 +19,18 @@ from autoconv.records.limits import Limits
 from autoconv.records.schema import Facts, Race, Record
 from autoconv.tuning.candidates import DISCREDITED, CandidateSet
 from autoconv.tuning.measurement import Progress
+
+_shared: ContextVar[dict[object, CandidateSet] | None] = ContextVar("_shared", default=None)
+
+
+@contextmanager
+def candidate_sets_shared() -> Iterator[None]:
+    """Within it, requests that differ in limits alone share the candidate set of a layer: it takes half a second."""
+    before = _shared.set({})
+    try:
+        yield
+    finally:
+        _shared.reset(before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +60,14 @@ class Request:
     @functools.cached_property
     def candidate_set(self) -> CandidateSet:
         """Made only when the records do not suffice, or somebody wants an explanation."""
-        return CandidateSet(self.layer, self.device, self.offered, self.limits.vendors)
+        what = self.layer, self.device, self.offered, self.limits.vendors
+        shared = _shared.get()
+        if shared is None or self.limits.vendors != frozenset():  # which are loaded, or installed, may change
+            return CandidateSet(*what)
+        key = *what, self.device.estimated_from, split_products.allowed()
+        if key not in shared:
+            shared[key] = CandidateSet(*what)
+        return shared[key]
 
     def family(self, name: str) -> CandidateSet:
         """The candidates of one algorithm alone."""

@@ -32,6 +32,7 @@ from autoconv.networks.layer_list import layer_of
 from autoconv.plans import Plan
 from autoconv.tuning.candidates import UNUSUAL
 from autoconv.tuning.choice import MODES, TIMING
+from autoconv.tuning.lookup import candidate_sets_shared
 from autoconv.tuning.planner import plan
 
 STEPS = 10  # of the bisection, which then knows the price to a part in 250
@@ -65,6 +66,7 @@ class Chosen(NamedTuple):
     error: float
 
 
+@candidate_sets_shared()
 def chosen_within(graph: Graph, device: Device, options: NetworkOptions, mode: str) -> PricedLayouts:
     """The layouts, and the prices of error, at which a network takes the least time within its tolerance.
 
