@@ -38,9 +38,7 @@ def clocks(races: Sequence[Race], counts: Counts) -> list[float | None]:
     found = [1.0 if i == first else None for i in range(len(races))]
     common = dict(timed[first]) if races else {}
     while True:
-        left = [
-            i for i, clock in enumerate(found) if clock is None
-        ]  # earlier ones may be comparable through later ones
+        left = [i for i, clock in enumerate(found) if clock is None]
         named = {candidate: time for (candidate, _), time in common.items()}
         alike = ((i, [common[key] / time for key, time in timed[i].items() if key in common]) for i in left)
         akin = ((i, [named[c] / time for (c, _), time in timed[i].items() if c in named]) for i in left)
@@ -49,4 +47,4 @@ def clocks(races: Sequence[Race], counts: Counts) -> list[float | None]:
             return found
         i, shared = link
         factor = found[i] = median(shared)
-        common = {key: time * factor for key, time in timed[i].items()} | common
+        common = {key: time * factor for key, time in timed[i].items()} | common  # which may join earlier ones

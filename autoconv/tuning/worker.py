@@ -237,7 +237,7 @@ class _Answers:
             return self._measurement.enter(list(map(Candidate.parse, request["enter"])))
         measurement, self._measurement = self._measurement, None  # the next layer may be long in coming
         facts = measurement.finish()
-        if self._last is not None and not self._last.rest(device.memory_available() // KEPT):
+        if self._last is not None and self._last.rest() > device.memory_available() // KEPT:
             self._last = None
         return facts
 

@@ -222,6 +222,24 @@ def test_a_plan_holds_no_list_of_candidates_until_it_is_asked_for_one(
     assert made[-1]() is not None
 
 
+def test_limits_share_a_list_of_candidates_where_they_are_told_to_and_not_what_they_leave_out(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[CandidateSet]()
+    monkeypatch.setattr(lookup, "CandidateSet", lambda *given: made.append(CandidateSet(*given)) or made[-1])
+    asked: list[dict[str, Any]] = [{}, {"workspace_limit": 0}, {"exact": True}, {"vendors": True}, {"vendors": True}]
+
+    def listed(layer: ConvLayer) -> int:
+        made.clear()
+        for limits in asked:
+            fresh(layer, "heuristic", cache=cache, **limits)
+        return len(made)
+
+    with lookup.candidate_sets_shared():
+        assert listed(LAYER) == 4, "the exact ones are others, and libraries may come and go"
+    assert listed(LAYER.replace(N=LAYER.N + 1)) == 5
+
+
 def test_numbers_of_numpy_and_a_budget_without_end_are_taken(cache: TuningCache) -> None:
     options = {"workspace_limit": np.int64(SIZE), "tolerance": np.float32(1e-3), "deterministic": np.True_}
     made = fresh(LAYER, cache=cache, device=FaultyCPU.having("none"), budget=float("inf"), **options)
