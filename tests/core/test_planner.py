@@ -227,7 +227,7 @@ def test_limits_share_a_list_of_candidates_where_they_are_told_to_and_not_what_t
 ) -> None:
     made = list[CandidateSet]()
     monkeypatch.setattr(lookup, "CandidateSet", lambda *given: made.append(CandidateSet(*given)) or made[-1])
-    asked: list[dict[str, Any]] = [{}, {"workspace_limit": 0}, {"exact": True}, {"vendors": True}, {"vendors": True}]
+    asked: list[dict[str, Any]] = [{}, {"workspace_limit": 0}, {"exact": True}]
 
     def listed(layer: ConvLayer) -> int:
         made.clear()
@@ -236,8 +236,8 @@ def test_limits_share_a_list_of_candidates_where_they_are_told_to_and_not_what_t
         return len(made)
 
     with lookup.candidate_sets_shared():
-        assert listed(LAYER) == 4, "the exact ones are others, and libraries may come and go"
-    assert listed(LAYER.replace(N=LAYER.N + 1)) == 5
+        assert listed(LAYER) == 2, "the exact ones are others"
+    assert listed(LAYER.replace(N=LAYER.N + 1)) == 3
 
 
 def test_numbers_of_numpy_and_a_budget_without_end_are_taken(cache: TuningCache) -> None:
