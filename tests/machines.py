@@ -23,6 +23,7 @@ MACHINE = Machine(
     stream=None,
     chase=None,
     jumps=None,
+    handed=None,
     transform=1e9,
     call=1e-6,
     barrier=5e-7,
@@ -34,4 +35,5 @@ CURVED = dataclasses.replace(
     stream=MACHINE.write,
     chase=Curve(((1 << 14, 6e8), (1 << 20, 7e7), (1 << 26, 7e6))),
     jumps=Curve(((1 << 15, 1e10), (1 << 21, 1.4e9), (1 << 27, 1.4e8))),
+    handed=Curve(((1 << 15, 1e10), (1 << 21, 2.5e10), (1 << 27, 2e10))),
 )

@@ -157,6 +157,13 @@ def _machine_lines(machine: Machine, last_cache: int) -> list[str]:
             f"the largest working set was of {size(machine.read.last)}, much of which the last cache, of "
             f"{size(last_cache)}, may hold: memory may be slower than that"
         )
+    if machine.handed is not None and machine.threads > 1:
+        through = _sets(machine)[1]
+        there = 1 / (machine.writing(1.0, through / machine.threads) + machine.reading(1.0, through / machine.threads))
+        lines.append(
+            f"{count(machine.threads, 'thread')} write {size(through)} and read them again at {there / 1e9:.0f} GB/s, and at "
+            f"{machine.handed.rate(through) / 1e9:.0f} where another has written them"
+        )
     if machine.call is not None and machine.barrier is not None and machine.wake is not None:
         lines.append(
             f"a call takes {duration(machine.call)}, all threads together {duration(machine.barrier)} more, "

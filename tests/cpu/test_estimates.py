@@ -20,8 +20,9 @@ from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu import permission, threads
 from autoconv.cpu.device import CPU
+from autoconv.cpu.machine.checks import CURVES
 from autoconv.cpu.machine.curve import Curve
-from autoconv.cpu.machine.model import CURVES, Machine
+from autoconv.cpu.machine.model import Machine
 from autoconv.layer import ConvLayer
 
 TESTS = Path(__file__).parents[1]

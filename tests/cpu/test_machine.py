@@ -31,11 +31,25 @@ def test_jumps_are_as_slow_as_they_were_measured() -> None:
     assert MACHINE.ahead is None
 
 
+def test_what_another_thread_has_written_takes_longer_to_get() -> None:
+    part = 1 << 14
+    alone = CURVED.writing(1e6, part) + CURVED.reading(1e6, part)
+    assert CURVED.handing(1e6, 2 * part) == pytest.approx(1e6 / 1e10 - alone)
+    assert CURVED.handing(1e6, 1 << 27) == 0  # memory is as slow for whoever wrote it
+    assert MACHINE.handing(1e6, 2 * part) == 0  # where it was not measured
+
+
 def test_info_tells_how_many_loads_there_are_at_a_time() -> None:
     assert "a load from 64.00 MiB takes 0.143 us; of those that wait for no other, 10 at a time" in _machine_lines(
         CURVED, 1 << 24
     )
     assert not any("at a time" in line for line in _machine_lines(MACHINE, 1 << 24))
+
+
+def test_info_tells_what_it_costs_to_hand_on_what_was_written() -> None:
+    told = "2 threads write 512.0 KiB and read them again at 62 GB/s, and at 18 where another has written them"
+    assert told in _machine_lines(CURVED, 1 << 24)
+    assert not any("another has written" in line for line in _machine_lines(MACHINE, 1 << 24))
 
 
 def test_info_tells_the_peaks_of_bytes_and_of_tiles() -> None:
@@ -110,14 +124,14 @@ def test_a_text_that_is_no_machine_is_refused(text: str) -> None:
 
 
 def test_what_others_noted_of_a_machine_may_have_gaps() -> None:
-    gaps = dict.fromkeys(("write", "stream", "chase", "jumps", "transform", "call", "barrier", "wake"))
+    gaps = dict.fromkeys(("write", "stream", "chase", "jumps", "handed", "transform", "call", "barrier", "wake"))
     found = Machine.from_json(MACHINE.to_json() | gaps)
     assert found.writing(1e6, 1 << 14, past=True) == found.reading(1e6, 1 << 14) == 1e6 / 4e11
 
 
 def test_a_machine_on_record_may_lack_what_is_measured_since() -> None:
-    old = {name: value for name, value in CURVED.to_json().items() if name != "jumps"}
-    assert Machine.from_json(old) == dataclasses.replace(CURVED, jumps=None)
+    old = {name: value for name, value in CURVED.to_json().items() if name not in ("jumps", "handed")}
+    assert Machine.from_json(old) == dataclasses.replace(CURVED, jumps=None, handed=None)
     with pytest.raises(RecordError, match=r"^machine="):
         Machine.from_json({name: value for name, value in old.items() if name != "chase"})
 

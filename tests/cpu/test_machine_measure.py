@@ -14,8 +14,9 @@ from machines import CURVED, MACHINE, SMALL
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine import effort, passes
 from autoconv.cpu.machine import measure as measuring
+from autoconv.cpu.machine.checks import CURVES
 from autoconv.cpu.machine.curve import Curve
-from autoconv.cpu.machine.model import BUSY, CURVES, Machine
+from autoconv.cpu.machine.model import BUSY, Machine
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -75,6 +75,20 @@ class TestProbesOfMemory:
         assert out[:number].all()  # zeros might be written faster than anything else
         assert not out[number:].any()
 
+    def test_every_thread_writes_its_range_and_reads_the_next_one_s(self, instruction_set: str) -> None:
+        lanes = VECTOR_BYTES[instruction_set] // 4
+        step, threads = probes.STREAMS * lanes, 3
+        a, out = np.zeros(threads * step + 1, np.float32), np.zeros((threads + 1, lanes), np.float32)
+        run = Entry(compiler.build(probes.emit, instruction_set), probes.HAND, threads)
+        run(a, np.array([threads, step, 1]), out)
+        assert (a == [1.0] * threads * step + [0.0]).all()
+        assert (out[:threads] == 1.0).all()
+        assert not out[threads:].any()
+        a[:] = 2.0
+        run(a, np.array([threads, 0, 1]), out)
+        assert (a == 2.0).all()
+        assert not out.any()  # nothing was read
+
     def test_a_chain_is_followed_from_where_the_last_run_ended(self, instruction_set: str) -> None:
         out = np.zeros(1, np.int64)
         chain = np.array([3, 0, 1, 2], np.int64)

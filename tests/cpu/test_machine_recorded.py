@@ -138,15 +138,16 @@ def test_a_first_look_does_not_take_the_place_of_a_survey_made_meanwhile(monkeyp
 def test_a_survey_measures_what_a_record_lacks_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     isa = CPU.current().instruction_set
     device, old = (KEY, isa, 2, "emulated"), {"float32": 2e11, "float64": 1e11}
-    asked = _scripted(monkeypatch, peaks={isa: old}, jumps=None)
+    asked = _scripted(monkeypatch, peaks={isa: old}, jumps=None, handed=None)
     monkeypatch.setattr(measuring, "THOROUGH", SMALL)
     monkeypatch.setattr(passes, "disturbance", lambda found: 0.0)
     recorded._measured(*device, thorough=True)
     found = _as_a_new_process("survey", *device)
     assert found.peaks[isa] == old | {"int8": found.flops(isa, "int8")}
     assert found.peaks["emulated"].keys() == {"bfloat16", "int8"}
-    assert found.jumps is not None
-    assert dataclasses.replace(found, peaks={}) == dataclasses.replace(CURVED, peaks={}, jumps=found.jumps)
+    assert None not in (found.jumps, found.handed)
+    added = {"peaks": {}, "jumps": found.jumps, "handed": found.handed}
+    assert dataclasses.replace(found, peaks={}) == dataclasses.replace(CURVED, **added)
     monkeypatch.setattr(measuring, "completed", None)  # nothing is lacking now
     assert _as_a_new_process("survey", *device) == _as_a_new_process("machine_in_force", *device) == found
     assert asked == [True]

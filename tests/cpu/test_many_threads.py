@@ -39,7 +39,7 @@ def device_of(threads):
         "threads": threads,
         "peaks": {unit: {name: rate * factor for name, rate in of.items()} for unit, of in machine.peaks.items()},
         "barrier": machine.barrier / (machine.threads - 1) * max(threads - 1, 1),
-        **{name: grown(getattr(machine, name)) for name in ("read", "write", "stream", "jumps")},
+        **{name: grown(getattr(machine, name)) for name in ("read", "write", "stream", "jumps", "handed")},
     }
     return CPU(threads, "avx2", model=dataclasses.replace(machine, **changes).text)
 
@@ -122,7 +122,7 @@ def test_the_longest_thread_has_little_more_than_its_share(name, threads):
     of_regions = [seconds * party]
     if len(regions) > 1:
         (tiling,) = family.tilings(layer, device, candidate.params)
-        of_sides = sides(tiling, device.machine, family.counts(tiling, device.machine))
+        of_sides = sides(tiling, device.machine, family.counts(tiling, device.machine)).regions(party)
         of_regions = [of_sides[n % 2] * threads * tasks / sum(regions[n % 2 :: 2]) for n, tasks in enumerate(regions)]
     share = sum(of_regions) / party
     longest = sum(dealt(*region, party) for region in zip(regions, of_regions, strict=True))

@@ -79,7 +79,7 @@ def completed(machine: Machine, instruction_set: str, threads: int, matrix_unit:
     """
     if not pool.available():
         return machine
-    effort = PEAKS_ONLY if machine.jumps is not None else THOROUGH
+    effort = PEAKS_ONLY if machine.jumps is not None and machine.handed is not None else THOROUGH
     session = _Session(instruction_set, threads, effort)
 
     def sample() -> Machine:
@@ -89,11 +89,12 @@ def completed(machine: Machine, instruction_set: str, threads: int, matrix_unit:
             found[instruction_set] = found[instruction_set] | {"int8": session.words()}
         if matrix_unit not in found:
             found |= session.units(matrix_unit)
-        jumps = machine.jumps or session.jumps()
-        return dataclasses.replace(machine, peaks=found, jumps=jumps, busy=session.busy())
+        jumps, handed = machine.jumps or session.jumps(), machine.handed or session.handed()
+        return dataclasses.replace(machine, peaks=found, jumps=jumps, handed=handed, busy=session.busy())
 
     best = _agreed(sample, effort)
-    return dataclasses.replace(machine, peaks=best.peaks, jumps=best.jumps, busy=max(machine.busy, best.busy))
+    busy = max(machine.busy, best.busy)
+    return dataclasses.replace(machine, peaks=best.peaks, jumps=best.jumps, handed=best.handed, busy=busy)
 
 
 def _agreed(sample: Callable[[], Machine], effort: Effort) -> Machine:
@@ -149,6 +150,7 @@ class _Session:
             wake=self.wake() if several else call,
             chase=chase,
             jumps=self.jumps(),
+            handed=self.handed(),
             caches=levels(read_one, chase),
             busy=self.busy(),
         )
@@ -209,15 +211,37 @@ class _Session:
         """Lines per second to which all threads jump, each in its part of a working set."""
         rng, points, rate = np.random.default_rng(0), [], RATE / LINE
         states = self.answers.view(np.int64)
-        size = SMALLEST
-        while size <= min(self.effort.farthest, self.largest // self.threads):
+        for size in self.parts():
             self.runner(probes.READ, self.threads, size // 4, 1)()  # into the cache that holds it
             states[...] = rng.integers(1 << 62, size=states.size)
             loads = max(LOADS, round(self.effort.seconds * rate))
             rate = loads / self.seconds(self.runner(probes.JUMP, self.threads, size // 8, loads))
             points.append((size * self.threads, self.threads * rate))
-            size *= max(round(self.effort.ratio), 2)
         return falling(points)
+
+    def handed(self) -> Curve:
+        """Bytes per second that all threads write, and then read what the next one has written."""
+        points, rate = [], RATE / 4
+
+        def seconds(size: int) -> float:
+            """Of a round."""
+            rounds = max(1, round(self.effort.seconds * rate / max(size, SMALLEST) / self.threads))
+            return self.seconds(self.runner(probes.HAND, self.threads, size // 4, rounds)) / rounds
+
+        regions = seconds(0)
+        for size in self.parts():
+            taken = seconds(size)
+            rate = size * self.threads / max(taken - regions, taken / 8)
+            points.append((size * self.threads, rate))
+        return Curve(tuple(points))
+
+    def parts(self) -> list[int]:
+        """Bytes of one thread's part of working sets that all have a part of."""
+        ratio, most = max(round(self.effort.ratio), 2), min(self.effort.farthest, self.largest // self.threads)
+        sizes = [SMALLEST]
+        while sizes[-1] * ratio <= most:
+            sizes.append(sizes[-1] * ratio)
+        return sizes
 
     def floats(self) -> None:
         """Measure the peaks of floats; what others use of the processor is counted from here on."""
@@ -343,5 +367,6 @@ def _without_kernels(instruction_set: str, threads: int, effort: Effort, thoroug
         wake=None,
         chase=None,
         jumps=None,
+        handed=None,
         caches=levels(curve, curve),
     )

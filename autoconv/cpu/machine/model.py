@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 from dataclasses import dataclass, fields
 from typing import Any
 
+from autoconv.cpu.machine.checks import CURVES, checked
 from autoconv.cpu.machine.curve import Curve
 from autoconv.errors import RecordError
 
 BUSY = 0.05  # share of the processor used by others from which on a measurement is repeated, and marked
-LEVELS = 3  # of caches, before memory
 LINE = 64  # bytes that come together: `codegen` has it too, which is only loaded where kernels are
-CURVES = ("read_one", "read", "write", "stream", "chase", "jumps")
-LATER = {"jumps"}  # what machines on record from before it was measured lack
-SECONDS = ("call", "barrier", "wake")
-RATES = ("transform",)
-MOST = 1e18  # of anything measured
 
 
 @dataclass(frozen=True)
@@ -49,6 +43,9 @@ class Machine:
     jumps : Curve or None
         Lines per second that all threads load in no order, none of which waits for another: a working set of so many
         bytes in all, a part of it for each.
+    handed : Curve or None
+        Bytes per second that all threads write, and then read what another one has written: a working set of so many
+        bytes in all, a part of it for each. It need not fall: what has left a core's own caches is had sooner.
     transform : float or None
         Vectors of a transform's axis per second and thread, read, combined and stored.
     call, barrier, wake : float or None
@@ -70,6 +67,7 @@ class Machine:
     stream: Curve | None
     chase: Curve | None
     jumps: Curve | None
+    handed: Curve | None
     transform: float | None
     call: float | None
     barrier: float | None
@@ -270,6 +268,28 @@ class Machine:
             return nbytes / curve.rate(into * self.threads)
         return (1 if past else 2) * self.reading(nbytes, into)
 
+    def handing(self, nbytes: float, through: float) -> float:
+        """Seconds by which it takes all threads longer to write and read bytes when another one has written them.
+
+        Where that was not measured, it takes no longer.
+
+        Parameters
+        ----------
+        nbytes : float
+            Of all threads together.
+        through : float
+            Bytes that are handed on at a time, by all threads together.
+
+        Returns
+        -------
+        float
+        """
+        if self.handed is None:
+            return 0.0
+        part = through / self.threads
+        alone = self.writing(nbytes, part) + self.reading(nbytes, part)
+        return max(nbytes / self.handed.rate(through) - alone, 0.0)
+
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads.
 
@@ -301,25 +321,7 @@ class Machine:
         RecordError
             For anything else; the message names the field, what it holds and what is expected.
         """
-        names = {field.name for field in fields(cls)}
-        if not isinstance(data, dict) or not names - LATER <= set(data) <= names:
-            raise RecordError(f"machine={data!r:.80}: expected an object of {', '.join(sorted(names))}")
-        found: dict[str, Any] = {**dict.fromkeys(LATER), **data}
-        _check(type(found["threads"]) is int and found["threads"] >= 1, "threads", found, "a positive integer")
-        _check(isinstance(found["when"], str), "when", found, "a text")
-        _check(type(found["thorough"]) is bool, "thorough", found, "true or false")
-        _check(_number(found["busy"], least=0.0), "busy", found, "a number from 0")
-        _check(_peaks(found["peaks"]), "peaks", found, "positive numbers by unit and type, float32 among them")
-        for name in CURVES:
-            missing = found[name] is None and name in ("write", "stream", "chase", "jumps")
-            _check(missing or _points(found[name]), name, found, "pairs of ascending bytes and positive rates")
-            found[name] = None if missing else Curve(tuple((size, float(rate)) for size, rate in found[name]))
-        for name in (*RATES, *SECONDS):
-            _check(found[name] is None or _number(found[name]), name, found, "a positive number, or null")
-        sizes = found["caches"]
-        right = isinstance(sizes, list) and len(sizes) == LEVELS and all(type(n) is int and n < MOST for n in sizes)
-        _check(right and 0 < sizes[0] <= sizes[1] <= sizes[2], "caches", found, "three ascending sizes in bytes")
-        return cls(**found | {"caches": tuple(sizes)})
+        return cls(**checked(data, {field.name for field in fields(cls)}))
 
     @property
     def text(self) -> str:
@@ -353,29 +355,3 @@ def _parsed(text: str) -> Machine:
     except (ValueError, RecursionError) as error:
         raise RecordError(f"machine={text!r:.80}: expected JSON, got {error}") from None
     return Machine.from_json(data)
-
-
-def _check(right: bool, name: str, data: dict[str, Any], expected: str) -> None:
-    if not right:
-        raise RecordError(f"machine.{name}={data[name]!r:.80}: expected {expected}")
-
-
-def _number(value: object, least: float = 1e-12) -> bool:
-    return type(value) in (int, float) and least <= value < MOST  # type: ignore[operator]  # NaN is not
-
-
-def _peaks(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and len(value) > 0
-        and all(isinstance(types, dict) and all(map(_number, types.values())) for types in value.values())
-        and any("float32" in types for types in value.values())
-    )
-
-
-def _points(value: object) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    if not all(isinstance(p, list) and len(p) == 2 and type(p[0]) is int and all(map(_number, p)) for p in value):
-        return False
-    return all(a[0] < b[0] for a, b in itertools.pairwise(value))

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autoconv.cpu.machine.checks import CURVES
 from autoconv.cpu.machine.curve import Curve, falling, levels
-from autoconv.cpu.machine.model import BUSY, CURVES, Machine
+from autoconv.cpu.machine.model import BUSY, Machine
 
 AGREED = 0.1  # the share by which a peak may fall short of another measurement's
 STEADY = 0.5  # ... and by which one wait, which varies, may exceed another
@@ -118,7 +119,7 @@ def merged(found: Sequence[Machine]) -> Machine:
         """None of what was not measured."""
         return None if None in each(name) else of(each(name))
 
-    curves: dict[str, Any] = {name: best(name, _best) for name in CURVES}
+    curves: dict[str, Any] = {name: best(name, _fastest if name == "handed" else _best) for name in CURVES}
     return replace(
         found[0],
         peaks={
@@ -136,6 +137,11 @@ def merged(found: Sequence[Machine]) -> Machine:
 
 
 def _best(curves: Sequence[Curve]) -> Curve:
+    """The curve of the best rate at every working set, none of which is slower than a larger one."""
+    return falling(_fastest(curves).points)
+
+
+def _fastest(curves: Sequence[Curve]) -> Curve:
     """The curve of the best rate at every working set."""
     columns = zip(*(curve.points for curve in curves), strict=True)
-    return falling([(same[0][0], max(rate for _, rate in same)) for same in columns])
+    return Curve(tuple((same[0][0], max(rate for _, rate in same)) for same in columns))

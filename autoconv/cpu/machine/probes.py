@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, f32, i32, i64, vec
-from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.codegen.launch import RUN, TASK, TEAM_TASK, launch, launch_team, operands
 from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROW_BYTES
 from autoconv.cpu.codegen.words import add_products
 
@@ -17,7 +17,7 @@ ROUNDS = 50_000  # of multiply-adds in a run
 CHAINS = 12  # independent sums: more than a multiply-add's latency times the units that do them
 FACTOR = -1e-5  # sums shrink by it every round, and neither vanish nor overflow
 STREAMS = 8  # vectors read or written in one round of a loop; also the points of a transformed tile
-PEAK, READ, WRITE, STREAM, CHASE, JUMP = "peak", "read", "write", "stream", "chase", "jump"
+PEAK, READ, WRITE, STREAM, CHASE, JUMP, HAND = "peak", "read", "write", "stream", "chase", "jump", "hand"
 TRANSFORM, NOTHING, TILES, WORDS = "transform", "nothing", "tiles", "words"
 SUMS = 4  # tiles of sums, each the product of one of two tiles by one of two others
 JUMPS = 4  # series of places that a thread jumps to in turn
@@ -81,12 +81,13 @@ def emit_tiles(instruction_set: str, matrix_unit: str, dtype: str) -> Module:
 
 
 def emit(instruction_set: str) -> Module:
-    """Reading, writing, following a chain, jumping, transforming, nothing at all, each by a function of its name."""
+    """Reading, writing, handing on, following a chain, jumping, transforming, nothing, by functions of those names."""
     m = Module(instruction_set)
     lanes = m.lanes(f32)
     _emit_read(m, lanes)
     _emit_write(m, WRITE, lanes, nontemporal=False)
     _emit_write(m, STREAM, lanes, nontemporal=True)
+    _emit_hand(m, lanes)
     _emit_chase(m)
     _emit_jump(m)
     _emit_transform(m, lanes)
@@ -96,35 +97,71 @@ def emit(instruction_set: str) -> Module:
 
 
 def _emit_read(m: Module, lanes: int) -> None:
-    """Vectors are merged bit by bit, which takes less than to load them; they come in order, as kernels stream."""
+    """Every thread reads its range, round after round."""
     k, thread, (a, b, out) = _task(m, READ, i32)
+    _read(k, lanes, out + thread * lanes, lambda step: _over_range(k, a, b, thread, lanes, step))
+    _run(m, READ)
+
+
+def _read(k: Function, lanes: int, total: Value, through: Callable[[Callable[[Value], None]], None]) -> None:
+    """Vectors are merged bit by bit, which takes less than to load them; they come in order, as kernels stream."""
     merged = [k.var(k.const(vec(i32, lanes), 0)) for _ in range(STREAMS)]
 
     def step(start: Value) -> None:
         for n, one in enumerate(merged):
             one.set(one.get() | k.load(start + n * lanes, lanes, ordered=True))
 
-    _over_range(k, a, b, thread, lanes, step)
-    total = merged[0].get()
+    through(step)
+    found = merged[0].get()
     for one in merged[1:]:
-        total = total | one.get()
-    k.store(total, out + thread * lanes)
-    _run(m, READ)
+        found = found | one.get()
+    k.store(found, total)
 
 
 def _emit_write(m: Module, name: str, lanes: int, nontemporal: bool) -> None:
-    """Ones, as some processors write zeros to memory at three times the rate of anything else."""
+    """Every thread writes its range, round after round."""
     k, thread, (_, b, out) = _task(m, name, f32)
-    one = k.const(vec(f32, lanes), 1.0)
-
-    def step(start: Value) -> None:
-        for n in range(STREAMS):
-            k.store(one, start + n * lanes, nontemporal=nontemporal)
-
-    _over_range(k, out, b, thread, lanes, step)
+    _over_range(k, out, b, thread, lanes, lambda start: _write(k, start, lanes, nontemporal))
     if nontemporal:
         k.fence()
     _run(m, name)
+
+
+def _write(k: Function, start: Value, lanes: int, nontemporal: bool = False) -> None:
+    """Ones, as some processors write zeros to memory at three times the rate of anything else."""
+    one = k.const(vec(f32, lanes), 1.0)
+    for n in range(STREAMS):
+        k.store(one, start + n * lanes, nontemporal=nontemporal)
+
+
+def _emit_hand(m: Module, lanes: int) -> None:
+    """In two regions a round, every thread writes its range of `a` and then reads the next one's, the last the first's.
+
+    Without elements only the regions are left.
+    """
+    put = m.function("put", *TEAM_TASK, internal=True)
+    context, thread, _ = put.args
+    a, b, _ = operands(put, context, f32, i64, f32)[:3]
+    number, step = put.load(b + 1), STREAMS * lanes
+    with put.loop(0, number, step) as i:
+        _write(put, a + thread * number + i, lanes)
+    get = m.function("get", *TEAM_TASK, internal=True)
+    context, thread, threads = get.args
+    a, b, out = operands(get, context, i32, i64, i32)[:3]
+    number = get.load(b + 1)
+    source = a + (thread + 1) % threads * number
+
+    def through(step_at: Callable[[Value], None]) -> None:
+        with get.loop(0, number, step) as i:
+            step_at(source + i)
+
+    _read(get, lanes, out + thread * lanes, through)
+    k = m.function(HAND, *RUN)
+    (context,) = k.args
+    _, b, _ = operands(k, context, f32, i64, f32)[:3]
+    with k.loop(0, k.load(b + 2)):
+        launch_team(k, context, put)
+        launch_team(k, context, get)
 
 
 def _emit_chase(m: Module) -> None:

@@ -147,7 +147,8 @@ def _measured(
 
 def _lacking(found: Machine, instruction_set: str, matrix_unit: str | None) -> bool:
     """Whether it was measured where less could be."""
-    return "int8" not in found.peaks[instruction_set] or matrix_unit not in (None, *found.peaks) or found.jumps is None
+    lacks_peaks = "int8" not in found.peaks[instruction_set] or matrix_unit not in (None, *found.peaks)
+    return lacks_peaks or found.jumps is None or found.handed is None
 
 
 def _put(key: str, found: Machine) -> None:

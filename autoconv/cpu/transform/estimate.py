@@ -26,10 +26,47 @@ class Counts(NamedTuple):
     computed: float
 
 
-def sides(tiling: Tiling, machine: Machine, counts: Counts) -> tuple[float, float]:
-    """Seconds of the input's side and of the output's, if the threads had equal parts of them.
+class Sides(NamedTuple):
+    """Seconds of a correlation's parts, if all threads had equal shares of them.
 
-    Multiply-adds and the streams that feed them go on side by side; transforms come before and after.
+    Attributes
+    ----------
+    before : float
+        The input transformed, and written.
+    computed, streams : float
+        The products, and what is moved for them meanwhile.
+    handed : float
+        What it takes besides for every thread but one that comes to read what the others have transformed.
+    after : float
+        The products transformed.
+    """
+
+    before: float
+    computed: float
+    streams: float
+    handed: float
+    after: float
+
+    def regions(self, party: int) -> tuple[float, float]:
+        """Seconds of the input's region and of the products', if so many take part.
+
+        Multiply-adds and the streams that feed them go on side by side; transforms come before and after.
+
+        Parameters
+        ----------
+        party : int
+
+        Returns
+        -------
+        before, after : float
+            As much work as if all threads had equal shares of it.
+        """
+        fed = self.streams + (party - 1) * self.handed
+        return self.before, side_by_side(self.computed, fed) + self.after
+
+
+def sides(tiling: Tiling, machine: Machine, counts: Counts) -> Sides:
+    """What a correlation's transforms, products and streams take.
 
     Parameters
     ----------
@@ -39,13 +76,17 @@ def sides(tiling: Tiling, machine: Machine, counts: Counts) -> tuple[float, floa
 
     Returns
     -------
-    before, after : float
+    Sides
     """
     transforms = machine.transforms(vector(tiling)) * machine.threads
     written = tiling.correlation.groups * tiling.chunks * tiling.itemsize * tiling.v_size
-    before = counts.forward / transforms + machine.writing(written, _home(tiling, machine))
-    multiplied = side_by_side(counts.computed / machine.threads, _streams(tiling, machine))
-    return before, multiplied + counts.inverse / transforms
+    return Sides(
+        counts.forward / transforms + machine.writing(written, _home(tiling, machine)),
+        counts.computed / machine.threads,
+        _streams(tiling, machine),
+        machine.handing(written, tiling.itemsize * tiling.shared_size) if tiling.coop else 0.0,
+        counts.inverse / transforms,
+    )
 
 
 class Forecast(NamedTuple):
@@ -74,18 +115,18 @@ def forecast(cut: Sequence[tuple[Tiling, Counts]], machine: Machine) -> Forecast
     Forecast
         Of all threads, or a half of them, a quarter, and so on, whoever takes least.
     """
-    known = [(tiling, *sides(tiling, machine, counts)) for tiling, counts in cut]
+    known = [(tiling, sides(tiling, machine, counts)) for tiling, counts in cut]
     parties = {-(-machine.threads >> n) for n in range(machine.threads.bit_length() + 1)}
     return min(Forecast(sum(_pipeline(*one, machine, party) for one in known), party) for party in parties)
 
 
-def _pipeline(tiling: Tiling, before: float, after: float, machine: Machine, party: int) -> float:
-    """Seconds of a party, given those of either side if all threads had equal parts of it.
+def _pipeline(tiling: Tiling, parts: Sides, machine: Machine, party: int) -> float:
+    """Seconds of a party.
 
     A workspace that nobody used lately is fetched before it is written to.
     """
     groups = tiling.correlation.groups
-    before, after = (side * machine.threads / party for side in (before, after))
+    before, after = (region * machine.threads / party for region in parts.regions(party))
     batches = _batches(tiling)
     if batches:
         before *= _busiest(batches, tiling.c_blocks * tiling.sections, party)
