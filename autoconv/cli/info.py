@@ -160,9 +160,10 @@ def _machine_lines(machine: Machine, last_cache: int) -> list[str]:
     if machine.handed is not None and machine.threads > 1:
         through = _sets(machine)[1]
         there = 1 / (machine.writing(1.0, through / machine.threads) + machine.reading(1.0, through / machine.threads))
+        handed = machine.handed.rate(through)
         lines.append(
-            f"{count(machine.threads, 'thread')} write {size(through)} and read them again at {there / 1e9:.0f} GB/s, and at "
-            f"{machine.handed.rate(through) / 1e9:.0f} where another has written them"
+            f"{count(machine.threads, 'thread')} write {size(through)} and read them again at {there / 1e9:.0f} GB/s, "
+            f"and at {handed / 1e9:.0f} where another has written them"
         )
     if machine.call is not None and machine.barrier is not None and machine.wake is not None:
         lines.append(
