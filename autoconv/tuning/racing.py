@@ -179,7 +179,7 @@ def _left(request: Request, known: Known, mode: str) -> _Left:
         most = HYBRID_CANDIDATES if request.budget is None else HURRIED_CANDIDATES
         asked = [*recut[:most], *offered.few(request.limits, most)]
         if not known.facts:  # else more layers on record would have it timed again and again
-            asked = [*winners(request), *asked]
+            asked[1:1] = winners(request)  # no more than the first two may be reached: the estimates' best is one
     asked += starved_no_more(request, known)
     former = former_winner(request, known.record)
     if former is not None and former not in offered.reasons:  # what cannot run today may again tomorrow
