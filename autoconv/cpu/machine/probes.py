@@ -121,30 +121,31 @@ def _read(k: Function, lanes: int, total: Value, through: Callable[[Callable[[Va
 def _emit_write(m: Module, name: str, lanes: int, nontemporal: bool) -> None:
     """Every thread writes its range, round after round."""
     k, thread, (_, b, out) = _task(m, name, f32)
-    _over_range(k, out, b, thread, lanes, lambda start: _write(k, start, lanes, nontemporal))
+    one = k.const(vec(f32, lanes), 1.0)
+    _over_range(k, out, b, thread, lanes, lambda start: _write(k, one, start, nontemporal))
     if nontemporal:
         k.fence()
     _run(m, name)
 
 
-def _write(k: Function, start: Value, lanes: int, nontemporal: bool = False) -> None:
-    """Ones, as some processors write zeros to memory at three times the rate of anything else."""
-    one = k.const(vec(f32, lanes), 1.0)
+def _write(k: Function, vector: Value, start: Value, nontemporal: bool = False) -> None:
+    """Anything but zeros, which some processors write to memory at three times the rate of the rest."""
     for n in range(STREAMS):
-        k.store(one, start + n * lanes, nontemporal=nontemporal)
+        k.store(vector, start + n * vector.type.lanes, nontemporal=nontemporal)
 
 
 def _emit_hand(m: Module, lanes: int) -> None:
     """In two regions a round, every thread writes its range of `a` and then reads the next one's, the last the first's.
 
-    Without elements only the regions are left.
+    What is written tells whose it is: a thread's number, counted from 1. Without elements only the regions are left.
     """
     put = m.function("put", *TEAM_TASK, internal=True)
     context, thread, _ = put.args
     a, b, _ = operands(put, context, f32, i64, f32)[:3]
     number, step = put.load(b + 1), STREAMS * lanes
+    own = put.splat(put.cast(thread + 1, f32), lanes)
     with put.loop(0, number, step) as i:
-        _write(put, a + thread * number + i, lanes)
+        _write(put, own, a + thread * number + i)
     get = m.function("get", *TEAM_TASK, internal=True)
     context, thread, threads = get.args
     a, b, out = operands(get, context, i32, i64, i32)[:3]
