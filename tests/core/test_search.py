@@ -345,7 +345,7 @@ def test_a_hurried_hybrid_reaches_the_least_estimate_as_well_as_a_winner_nearby(
     assert Scripted.blocks[0][: racing.FEWEST_READY] == [cut(min(SIZES), min(SIZES)), winner]
 
 
-def test_who_won_before_its_algorithm_changed_is_timed_first(cache: TuningCache) -> None:
+def test_who_won_before_its_algorithm_changed_is_among_the_first(cache: TuningCache) -> None:
     """On a layer nearby, and on the layer itself: there before an incumbent that is far behind."""
     winner = fresh(cache).candidate
     for layer in (LAYER.replace(N=8), LAYER):
