@@ -106,7 +106,7 @@ def convolution(graph: Graph, name: str, source: str, K: int, **options: Any) ->
     return graph.add(name, Conv(residual=bool(rest), **options), source, weights, *rest)
 
 
-def image(channels: int = 4) -> tuple[Graph, str]:
+def image(channels: int = 4, batch: int = 1) -> tuple[Graph, str]:
     """A graph with nothing but an input, and its name."""
     graph = Graph("net")
-    return graph, graph.add_input("x", TensorType((1, channels, 7, 7)))
+    return graph, graph.add_input("x", TensorType((batch, channels, 7, 7)))

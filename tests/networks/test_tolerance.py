@@ -27,7 +27,7 @@ from autoconv.networks.choice.candidate import best_in_network, finer_error
 from autoconv.networks.choice.choose import plan_alone, plans_for
 from autoconv.networks.choice.errors import EXACT, Price, combined, sensitivities
 from autoconv.networks.choice.options import NetworkOptions
-from autoconv.networks.choice.tolerance import check_error, chosen_within
+from autoconv.networks.choice.tolerance import check_error, chosen_within, priced_in_parts
 from autoconv.networks.compiled.network import CompiledNetwork
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Conv, Reduce, TensorType
@@ -79,8 +79,8 @@ class Pretended:
         )  # fmt: skip
 
 
-def chain(widths: list[int]) -> Graph:
-    graph, value = image()
+def chain(widths: list[int], batch: int = 1) -> Graph:
+    graph, value = image(batch=batch)
     for n, K in enumerate(widths):
         value = convolution(graph, f"c{n}", value, K)
     graph.outputs["y"] = value
@@ -89,7 +89,7 @@ def chain(widths: list[int]) -> Graph:
 
 def within(graph: Graph, tmp_path: Path, mode: str = "heuristic", **options: Any) -> dict[str, Any]:
     asked = NetworkOptions.of({"cache": TuningCache(tmp_path, None), **options})
-    in_nhwc, prices = chosen_within(graph, CPU.current(), asked, mode)
+    in_nhwc, prices, _ = chosen_within(graph, CPU.current(), asked, mode)
     assert in_nhwc == frozenset()
     return plans_for(split(graph, {}), Views(graph), CPU.current(), asked, {}, "heuristic", prices)
 
@@ -426,3 +426,46 @@ def test_a_network_is_tuned_to_a_tolerance(tmp_path: Path) -> None:
     assert net.plans is before
     with pytest.raises(PlanError, match="net: tolerance=1e-10: expected at least"):
         CompiledNetwork(graph, CPU.current(), {**options, "tolerance": 1e-10})
+
+
+class PretendedInParts(Pretended):
+    """The same, of layers of one image in place of eight by other facts."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        whole: dict[str, tuple[float, float]],
+        single: dict[str, tuple[float, float]],
+    ) -> None:
+        super().__init__(monkeypatch, {})
+        self.by_images = {8: whole, 1: single}
+
+    def plan(self, layer: ConvLayer, mode: str, **options: Any) -> Any:
+        self.facts = {layer.K: self.by_images[layer.N]}
+        return super().plan(layer, mode, **options)
+
+
+def test_parts_of_a_batch_keep_the_limit_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where a coarse candidate gains more on one image than on all, the whole batch's prices do not keep it out."""
+    graph, device = chain([8, 16], batch=8), CPU.current()
+    fine, coarse = "winograd[m=4]", "winograd[m=7]"
+    whole = {fine: (8.0, 1e-7), coarse: (7.9, 1e-5)}
+    PretendedInParts(monkeypatch, whole, {fine: (1.0, 1e-7), coarse: (0.5, 1e-5)})
+    weights = sensitivities(graph)
+    most = combined(dict.fromkeys(weights, 2e-7), weights)
+    options = NetworkOptions.of({"cache": TuningCache(tmp_path, None), "tolerance": most})
+    chosen = chosen_within(graph, device, options, "heuristic")
+    images = {"c0": 1, "c1": 1}
+    parts = split(graph, images)
+
+    def error(prices: dict[str, Price]) -> float:
+        plans = plans_for(parts, Views(parts.graph), device, options, {}, "heuristic", prices)
+        return spent(plans, weights)[1]
+
+    assert error(chosen.prices) > chosen.limit
+    priced = priced_in_parts(graph, device, options, "heuristic", chosen, images)
+    assert priced is not None
+    assert error(priced.prices) <= priced.limit == chosen.limit
+    assert priced_in_parts(graph, device, options, "heuristic", chosen, {}) == chosen
+    PretendedInParts(monkeypatch, whole, {coarse: (0.5, 1e-5)})  # nothing finer is on record
+    assert priced_in_parts(graph, device, options, "heuristic", chosen, images) is None

@@ -16,8 +16,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from autoconv.cpu.device import CPU
 from autoconv.device import Device
@@ -25,6 +26,7 @@ from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.candidate import best_in_network, cost
 from autoconv.networks.choice.code import code_of_networks
+from autoconv.networks.choice.errors import FREE, Price
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.times import OperatorTimes
 from autoconv.networks.graph import Graph
@@ -42,7 +44,12 @@ MOST_PARTS = 16
 
 
 def ways_to_split(
-    graph: Graph, in_nhwc: Collection[str], device: Device, options: NetworkOptions, mode: str
+    graph: Graph,
+    in_nhwc: Collection[str],
+    device: Device,
+    options: NetworkOptions,
+    mode: str,
+    prices: Mapping[str, Price] = MappingProxyType({}),
 ) -> list[dict[str, int]]:
     """In which parts of the batch a network may run: what won a race before, or else what is to be raced now.
 
@@ -57,6 +64,8 @@ def ways_to_split(
     options : NetworkOptions
     mode : str
         As for `plan`. One that times has layers of fewer images timed, where the sum of all may be less by them.
+    prices : mapping of str to Price
+        What a layer's error costs, by the name of its node.
 
     Returns
     -------
@@ -72,7 +81,7 @@ def ways_to_split(
     if mode not in TIMING or arena_bytes(Views(found)) <= device.machine.caches[1] * device.machine.threads:
         return [{}]  # or nothing is to be gained
     between = OperatorTimes(device, options.cache, measure=True)
-    images = _Segments(found, device, options, mode, between).least()
+    images = _Segments(found, device, options, mode, between, prices).least()
     alone = at_a_time(found, _counts(batch_of(found))[0])
     return [{}, *([images] if images not in ({}, alone) else []), *([alone] if alone else [])]
 
@@ -110,6 +119,14 @@ def _what(graph: Graph, options: NetworkOptions) -> str:
     return "\n".join([*nodes, *told(options.limits, "memory_limit")])
 
 
+class _Asked(NamedTuple):
+    """A layer, whether its filters are constant, and what its error costs."""
+
+    layer: ConvLayer
+    constant: bool
+    price: Price
+
+
 class _Segments:
     """Finds the segments of the least time in all.
 
@@ -117,14 +134,22 @@ class _Segments:
     What the choice then rests on is timed, and the choice made again, until it rests on times alone.
     """
 
-    def __init__(self, graph: Graph, device: CPU, options: NetworkOptions, mode: str, between: OperatorTimes) -> None:
-        self._graph, self._device, self._mode, self._between = graph, device, mode, between
+    def __init__(
+        self,
+        graph: Graph,
+        device: CPU,
+        options: NetworkOptions,
+        mode: str,
+        between: OperatorTimes,
+        prices: Mapping[str, Price],
+    ) -> None:
+        self._graph, self._device, self._mode, self._between, self._prices = graph, device, mode, between, prices
         self._options = options.of_layers(device)
         self._batch = batch_of(graph)
         self._parts = {count: for_images(graph, count) for count in _counts(self._batch)}
         self._parts[self._batch] = graph
         self._free = {count: Views(part).free for count, part in self._parts.items()}
-        self._times: dict[tuple[ConvLayer, bool], float | None] = {}
+        self._times: dict[_Asked, float | None] = {}
         self._estimates: dict[ConvLayer, float] = {}
         self._borders = self._crossing()
 
@@ -134,16 +159,16 @@ class _Segments:
             found, total, whole = self._chosen()
             if total > WORTH * whole:
                 return {}
-            hoped: Counter[tuple[ConvLayer, bool]] = Counter()
+            hoped: Counter[_Asked] = Counter()
             for name, count in found.items():
                 layer = self._layer(name, count)
-                if layer is not None and count < self._batch and self._recorded(*layer, "cached") is None:
+                if layer is not None and count < self._batch and self._recorded(layer, "cached") is None:
                     hoped[layer] += 1
             if not hoped:
                 return {name: count for name, count in found.items() if count < self._batch}
             for layer in hoped:
                 del self._times[layer]
-                if self._recorded(*layer, self._mode) is None:
+                if self._recorded(layer, self._mode) is None:
                     self._times[layer] = math.inf  # there is none to be had
 
     def _chosen(self) -> tuple[dict[str, int], float, float]:
@@ -184,33 +209,35 @@ class _Segments:
         if (layer := self._layer(name, count)) is None:
             return times * self._between.seconds(node.operator, [self._parts[count].types[n] for n in node.inputs])
         mode = self._mode if count == self._batch else "cached"
-        found = self._recorded(*layer, mode)
+        found = self._recorded(layer, mode)
         return times * (self._hope(name, count) if found is None else found)
 
-    def _layer(self, name: str, count: int) -> tuple[ConvLayer, bool] | None:
-        """The layer that computes a node, and whether its filters are constant."""
+    def _layer(self, name: str, count: int) -> _Asked | None:
+        """The layer that computes a node."""
         part = self._parts[count]
-        layer = layer_of(part, part.nodes[name])
-        return None if layer is None else (layer, part.nodes[name].inputs[1] in part.constants)
+        layer, price = layer_of(part, part.nodes[name]), self._prices.get(name, FREE)
+        if layer is None:
+            return None
+        return _Asked(layer, part.nodes[name].inputs[1] in part.constants, price.share(self._batch / count))
 
-    def _recorded(self, layer: ConvLayer, constant: bool, mode: str) -> float | None:
+    def _recorded(self, asked: _Asked, mode: str) -> float | None:
         """Seconds of a layer's best candidate, whose output is read next; None where there is no time of any."""
-        if (layer, constant) not in self._times:
-            self._times[layer, constant] = None
+        if asked not in self._times:
+            self._times[asked] = None
             with contextlib.suppress(PlanError):
-                made = plan(layer, mode, weights="constant" if constant else "varying", **self._options)
-                name = best_in_network(made, self._device)
+                made = plan(asked.layer, mode, weights="constant" if asked.constant else "varying", **self._options)
+                name = best_in_network(made, self._device, asked.price)
                 if name in made.timings:
-                    self._times[layer, constant] = cost(made, self._device, name)
-        return self._times[layer, constant]
+                    self._times[asked] = cost(made, self._device, name)
+        return self._times[asked]
 
     def _hope(self, name: str, count: int) -> float:
         """Seconds of a layer of so many images that has not been timed."""
         layer, whole = self._layer(name, count), self._layer(name, self._batch)
         assert layer is not None
         assert whole is not None
-        known = self._recorded(*whole, self._mode)
-        return math.inf if known is None else known * self._estimate(layer[0]) / self._estimate(whole[0])
+        known = self._recorded(whole, self._mode)
+        return math.inf if known is None else known * self._estimate(layer.layer) / self._estimate(whole.layer)
 
     def _estimate(self, layer: ConvLayer) -> float:
         if layer not in self._estimates:

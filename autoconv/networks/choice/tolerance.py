@@ -13,7 +13,9 @@ err several times less; and a network of float32 errs no more than a few times w
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from autoconv import registry
@@ -22,6 +24,7 @@ from autoconv.algorithm import Candidate
 from autoconv.cpu.device import CPU
 from autoconv.device import Device
 from autoconv.errors import PlanError
+from autoconv.layer import ConvLayer
 from autoconv.networks.choice.candidate import best_in_network, cost, finer_error, timed_in_network
 from autoconv.networks.choice.choose import plan_alone
 from autoconv.networks.choice.errors import EXACT, FREE, Price, combined, error_by, sensitivities, unmixed
@@ -29,6 +32,8 @@ from autoconv.networks.choice.layout_choice import arrays_in_nhwc
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
+from autoconv.networks.passes.batch_split import Images, split
+from autoconv.networks.passes.layouts import laid_out
 from autoconv.plans import Plan
 from autoconv.tuning.candidates import UNUSUAL
 from autoconv.tuning.choice import MODES, TIMING
@@ -53,10 +58,13 @@ class PricedLayouts(NamedTuple):
         The nodes whose arrays are in NHWC.
     prices : dict of str to Price
         What a layer's error costs, by the name of its node.
+    limit : float
+        What the network may be expected to err.
     """
 
     in_nhwc: frozenset[str]
     prices: dict[str, Price]
+    limit: float = math.inf
 
 
 class Chosen(NamedTuple):
@@ -108,7 +116,7 @@ def chosen_within(graph: Graph, device: Device, options: NetworkOptions, mode: s
         error = search.error(found)
     limit = search.usual_limit() if tolerance is None else tolerance
     if error <= limit:
-        return found
+        return found._replace(limit=limit)
     least = search.least()
     if least > limit and mode in TIMING:
         search.time_exact_ones(mode)
@@ -118,13 +126,39 @@ def chosen_within(graph: Graph, device: Device, options: NetworkOptions, mode: s
             f"{graph.name}: tolerance={tolerance}: expected at least {least:.1e}, which the most exact candidates of "
             "its layers on record come to; `tune` with this tolerance times exact ones where none is on record"
         )
-    limit = max(limit, least)
-    found = search.within(limit)
-    for _ in range(ROUNDS if mode in TIMING else 0):
-        if not search.time_others_as_exact(found, mode):
-            break
-        found = search.within(limit)
-    return found
+    return search.timed_within(max(limit, least), mode)
+
+
+def priced_in_parts(
+    graph: Graph, device: Device, options: NetworkOptions, mode: str, chosen: PricedLayouts, images: Images
+) -> PricedLayouts | None:
+    """The same layouts, with prices at which a network keeps its limit that runs in parts of the batch.
+
+    Of layers of fewer images other candidates are on record, which take and err more or less at the prices of the whole
+    batch's.
+
+    Parameters
+    ----------
+    graph, device, options, mode
+        As for `chosen_within`.
+    chosen : PricedLayouts
+        What that gave.
+    images : mapping of str to int
+        The parts, as `split` takes them.
+
+    Returns
+    -------
+    PricedLayouts or None
+        None where what is on record of the parts errs more at any price.
+    """
+    if not images or math.isinf(chosen.limit):
+        return chosen
+    search = _Search(graph, device, options, mode, chosen.in_nhwc, images)
+    search.time_no_more()
+    if search.error(chosen) <= chosen.limit:
+        return chosen
+    found = search.timed_within(chosen.limit, mode)
+    return found if search.error(found) <= chosen.limit * (1 + 1e-9) else None
 
 
 def expected_error(
@@ -180,15 +214,30 @@ def keeps_error(graph: Graph, plans: Mapping[str, Plan], device: Device, options
 
 
 class _Search:
-    """Looks for the least price."""
+    """Looks for the least price: of the whole batch, or of some parts of it, whose layouts are chosen."""
 
-    def __init__(self, graph: Graph, device: Device, options: NetworkOptions, mode: str) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        device: Device,
+        options: NetworkOptions,
+        mode: str,
+        in_nhwc: frozenset[str] | None = None,  # None while layouts are to be chosen, too
+        images: Images = MappingProxyType({}),
+    ) -> None:
         self.graph, self.device, self.options, self.mode = graph, device, options, mode
         self.weights, self.kept = sensitivities(graph), unmixed(graph)
+        self.in_nhwc, self.parts = in_nhwc, split(laid_out(graph, in_nhwc or ()), images)
+        split_graph = self.parts.graph
+        nodes = [node for node in split_graph.nodes.values() if layer_of(split_graph, node) is not None]
+        self.nodes = {self.parts.origin(node.name): node for node in nodes}  # any of its parts
+        self.times = Counter(self.parts.origin(node.name) for node in nodes)
 
     def chosen(self, price: float) -> PricedLayouts:
         """What is chosen at a price of the square of the network's error."""
         prices = {name: self._price(name, price * weight) for name, weight in self.weights.items()} if price else {}
+        if self.in_nhwc is not None:
+            return PricedLayouts(self.in_nhwc, prices)
         return PricedLayouts(arrays_in_nhwc(self.graph, self.device, self.options, self.mode, prices), prices)
 
     def error(self, found: PricedLayouts) -> float:
@@ -229,6 +278,7 @@ class _Search:
         """
         timed = 0
         for name, price in found.prices.items():
+            price = price.share(self.times[name])
             made = self._plan(name, price, name in found.in_nhwc)
             read = self._read(name)
             chosen, fastest = (best_in_network(made, self.device, one, read) for one in (price, FREE))
@@ -243,6 +293,15 @@ class _Search:
                     wanted = {"weights": made.limits.weights, **self.options.of_layers(self.device), "tolerance": most}
                     timed += plan(made.layer, mode, **wanted, build=False).timed
         return timed > 0
+
+    def timed_within(self, limit: float, mode: str) -> PricedLayouts:
+        """What takes the least time within a limit, after a mode that times has timed what else might."""
+        found = self.within(limit)
+        for _ in range(ROUNDS if mode in TIMING else 0):
+            if not self.time_others_as_exact(found, mode):
+                break
+            found = self.within(limit)
+        return found._replace(limit=limit)
 
     def within(self, limit: float) -> PricedLayouts:
         """What takes the least time within a limit that can be kept."""
@@ -279,9 +338,10 @@ class _Search:
 
     def _layer(self, name: str, price: Price, in_nhwc: bool) -> Chosen:
         """What is chosen for a layer at its price."""
+        price = price.share(self.times[name])  # its error counts once
         made, read = self._plan(name, price, in_nhwc), self._read(name)
         best = best_in_network(made, self.device, price, read)
-        seconds = cost(made, self.device, best, read=read) if best in made.timings else 0.0
+        seconds = self.times[name] * cost(made, self.device, best, read=read) if best in made.timings else 0.0
         return Chosen(seconds, error_by(made, best, self.device, name not in self.kept))
 
     def usual_limit(self) -> float:
@@ -297,14 +357,17 @@ class _Search:
 
     def least_seconds(self) -> float:
         """Of all layers, each by its fastest candidate on record."""
-        return sum(min(made.timings.values(), default=0.0) for made in map(self._plan, self.weights))
+        return sum(self.times[name] * min(self._plan(name).timings.values(), default=0.0) for name in self.weights)
+
+    def _layer_of(self, name: str) -> ConvLayer:
+        layer = layer_of(self.parts.graph, self.nodes[name])
+        assert layer is not None
+        return layer
 
     def _plan(self, name: str, price: Price = FREE, in_nhwc: bool = False) -> Plan:
-        node = self.graph.nodes[name]
-        layer = layer_of(self.graph, node)
-        assert layer is not None
-        layer = layer.replace(layout="NHWC") if in_nhwc else layer
-        return plan_alone(self.graph, node, layer, self.mode, self.options.of_layers(self.device), price)
+        layer = self._layer_of(name).replace(layout="NHWC") if in_nhwc else self._layer_of(name)
+        options = self.options.of_layers(self.device)
+        return plan_alone(self.parts.graph, self.nodes[name], layer, self.mode, options, price)
 
     def _price(self, name: str, seconds: float) -> Price:
         """Infinite for a layer of which nothing is on record, where a caller says how much the network may err."""

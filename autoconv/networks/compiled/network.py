@@ -18,10 +18,16 @@ from autoconv.device import Device
 from autoconv.errors import ArrayError, ConfigError
 from autoconv.networks.choice.batch import remember, ways_to_split
 from autoconv.networks.choice.choose import planned
-from autoconv.networks.choice.errors import Price
 from autoconv.networks.choice.fused import with_fused
 from autoconv.networks.choice.options import NetworkOptions
-from autoconv.networks.choice.tolerance import check_error, chosen_within, expected_error, keeps_error
+from autoconv.networks.choice.tolerance import (
+    PricedLayouts,
+    check_error,
+    chosen_within,
+    expected_error,
+    keeps_error,
+    priced_in_parts,
+)
 from autoconv.networks.compiled import listing, saved
 from autoconv.networks.compiled.listing import StepTime
 from autoconv.networks.graph import Graph
@@ -76,18 +82,17 @@ class CompiledNetwork:
     def _compile(self, mode: str, known: Choices | None = None, **changes: Any) -> None:
         """Choose layouts, parts of the batch and plans, but for what is known of them, and arrange all anew."""
         options = NetworkOptions.of({**self._options, **changes})
-        prices: Mapping[str, Price] = {}
-        if known is None:
-            in_nhwc, prices = chosen_within(self._first, self.device, options, mode)
-            parts = ways_to_split(self._first, in_nhwc, self.device, options, mode)
-            ways = [Choices(in_nhwc=in_nhwc, images=images) for images in parts]
-        else:
-            ways = [known]
+        ways = self._ways(mode, options) if known is None else [(known, PricedLayouts(known.in_nhwc, {}))]
         found = []
-        for n, way in enumerate(ways):
+        for n, (way, priced) in enumerate(ways):
             kind = "heuristic" if n else mode  # those after the first rest on what has been timed
-            made = planned(self._first, way, self.device, options, kind, prices)
-            as_meant = (made.in_nhwc, made.parts.images) == (way.in_nhwc, way.images)  # and no memory limit in the way
+            made = planned(self._first, way, self.device, options, kind, priced.prices)
+            if known is None and made.parts.images != way.images:  # a memory limit is in the way
+                other = priced._replace(in_nhwc=made.in_nhwc)
+                other = priced_in_parts(self._first, self.device, options, kind, other, made.parts.images) or other
+                smaller = Choices(in_nhwc=made.in_nhwc, images=made.parts.images)
+                made = planned(self._first, smaller, self.device, options, kind, other.prices)
+            as_meant = (made.in_nhwc, made.parts.images) == (way.in_nhwc, way.images)
             fused = known.fused if known is not None and as_meant else None
             found.append(with_fused(made, self.device, options, kind, fused))
         if known is not None and not keeps_error(self._first, found[0].plans, self.device, options):
@@ -107,6 +112,17 @@ class CompiledNetwork:
             idle, self._instances = self._instances, [instance]
         for one in idle:
             one.finish()
+
+    def _ways(self, mode: str, options: NetworkOptions) -> list[tuple[Choices, PricedLayouts]]:
+        """In which parts of the batch it may run, each with the prices at which it keeps the limit of error."""
+        chosen = chosen_within(self._first, self.device, options, mode)
+        parts = ways_to_split(self._first, chosen.in_nhwc, self.device, options, mode, chosen.prices)
+        found = []
+        for images in parts:
+            priced = priced_in_parts(self._first, self.device, options, mode, chosen, images)
+            if priced is not None:
+                found.append((Choices(in_nhwc=chosen.in_nhwc, images=images), priced))
+        return found or [(Choices(in_nhwc=chosen.in_nhwc), chosen)]
 
     def save(self, path: str | Path) -> None:
         """Write the network as it is after all passes, with its choices, so that another process need not find them.
