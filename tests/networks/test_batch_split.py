@@ -377,6 +377,24 @@ def test_what_wins_a_race_runs_and_is_found_again(tmp_path: Path, monkeypatch: p
     assert again.tune("direct").images == {"c1": 2}
 
 
+@kernels
+def test_parts_that_keep_no_limit_of_error_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that a memory limit asks for are run, at the prices that are found for them."""
+    graph, options = chain(4), {"vendors": False, "cache": TuningCache(tmp_path)}
+    asked: list[dict[str, int]] = []
+
+    def priced(*arguments: Any) -> None:
+        asked.append(arguments[-1])
+
+    monkeypatch.setattr(compiled_network, "ways_to_split", lambda *arguments: [{"c1": 2}])
+    monkeypatch.setattr(compiled_network, "priced_in_parts", priced)
+    assert CompiledNetwork(graph, CPU.current(), options).images == {}
+    assert asked == [{"c1": 2}]
+    limited = CompiledNetwork(graph, CPU.current(), options | {"memory_limit": 3 * 8 * 16 * 16 * 4})
+    assert limited.images
+    assert asked == [{"c1": 2}, {"c1": 2}, limited.images]
+
+
 def test_a_batch_of_nothing_has_no_parts() -> None:
     graph = Graph("empty")
     constant = graph.add_constant("k", filters(1 << 14, 1024))
