@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -35,7 +35,7 @@ def planned(
     device: Device,
     options: NetworkOptions,
     mode: str,
-    prices: Mapping[str, Price] = MappingProxyType({}),
+    prices_of: Callable[[Choices], Mapping[str, Price]] = lambda way: {},
 ) -> Planned:
     """The graph in the layouts and in the parts of the batch that were chosen, and a plan for every layer.
 
@@ -48,8 +48,10 @@ def planned(
         After all passes, in NCHW.
     choices : Choices
         But for what is fused.
-    device, options, mode, prices
+    device, options, mode
         As for `plans_for`.
+    prices_of : callable
+        What a layer's error costs, by the name of its node, in these layouts and parts of the batch.
 
     Returns
     -------
@@ -70,10 +72,11 @@ def planned(
         views = Views(found.graph, device.alignment, device.pitched)
         # Where not even the arrays fit, no plans would, which may have to be timed.
         if limit is None or _needed(found, views, {}, device) <= limit:
-            plans = plans_for(found, views, device, replace(options, memory_limit=None), way.candidates, mode, prices)
+            whole, prices = replace(options, memory_limit=None), prices_of(way)
+            plans = plans_for(found, views, device, whole, way.candidates, mode, prices)
             if limit is None or _needed(found, views, plans, device) <= limit:
                 return Planned(found, views, plans, way.in_nhwc)
-    return Planned(found, views, plans_for(found, views, device, options, {}, mode, prices), way.in_nhwc)
+    return Planned(found, views, plans_for(found, views, device, options, {}, mode, prices_of(way)), way.in_nhwc)
 
 
 def plans_for(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from autoconv.device import Device
 from autoconv.errors import ArrayError, ConfigError
 from autoconv.networks.choice.batch import remember, ways_to_split
 from autoconv.networks.choice.choose import planned
+from autoconv.networks.choice.errors import Price
 from autoconv.networks.choice.fused import with_fused
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.tolerance import (
@@ -42,6 +43,8 @@ from autoconv.plans import Plan
 
 if TYPE_CHECKING:
     from autoconv.networks.run.cuda_instance import CudaInstance
+
+PricesOf: TypeAlias = Callable[[Choices], Mapping[str, Price]]  # of error: see `planned`
 
 
 class Running(NamedTuple):
@@ -82,16 +85,11 @@ class CompiledNetwork:
     def _compile(self, mode: str, known: Choices | None = None, **changes: Any) -> None:
         """Choose layouts, parts of the batch and plans, but for what is known of them, and arrange all anew."""
         options = NetworkOptions.of({**self._options, **changes})
-        ways = self._ways(mode, options) if known is None else [(known, PricedLayouts(known.in_nhwc, {}))]
+        ways, prices_of = self._ways(mode, options) if known is None else ([known], lambda way: {})
         found = []
-        for n, (way, priced) in enumerate(ways):
+        for n, way in enumerate(ways):
             kind = "heuristic" if n else mode  # those after the first rest on what has been timed
-            made = planned(self._first, way, self.device, options, kind, priced.prices)
-            if known is None and made.parts.images != way.images:  # a memory limit is in the way
-                other = priced._replace(in_nhwc=made.in_nhwc)
-                other = priced_in_parts(self._first, self.device, options, kind, other, made.parts.images) or other
-                smaller = Choices(in_nhwc=made.in_nhwc, images=made.parts.images)
-                made = planned(self._first, smaller, self.device, options, kind, other.prices)
+            made = planned(self._first, way, self.device, options, kind, prices_of)
             as_meant = (made.in_nhwc, made.parts.images) == (way.in_nhwc, way.images)
             fused = known.fused if known is not None and as_meant else None
             found.append(with_fused(made, self.device, options, kind, fused))
@@ -113,16 +111,22 @@ class CompiledNetwork:
         for one in idle:
             one.finish()
 
-    def _ways(self, mode: str, options: NetworkOptions) -> list[tuple[Choices, PricedLayouts]]:
-        """In which parts of the batch it may run, each with the prices at which it keeps the limit of error."""
+    def _ways(self, mode: str, options: NetworkOptions) -> tuple[list[Choices], PricesOf]:
+        """In which parts of the batch it may run, and the prices at which it keeps the limit of error in any parts."""
         chosen = chosen_within(self._first, self.device, options, mode)
+        known: dict[object, PricedLayouts | None] = {}
+
+        def priced(way: Choices) -> PricedLayouts | None:
+            key = way.in_nhwc, *way.images.items()
+            if key not in known:
+                here = chosen._replace(in_nhwc=way.in_nhwc)
+                known[key] = priced_in_parts(self._first, self.device, options, mode, here, way.images)
+            return known[key]
+
         parts = ways_to_split(self._first, chosen.in_nhwc, self.device, options, mode, chosen.prices)
-        found = []
-        for images in parts:
-            priced = priced_in_parts(self._first, self.device, options, mode, chosen, images)
-            if priced is not None:
-                found.append((Choices(in_nhwc=chosen.in_nhwc, images=images), priced))
-        return found or [(Choices(in_nhwc=chosen.in_nhwc), chosen)]
+        ways = [Choices(in_nhwc=chosen.in_nhwc, images=images) for images in parts]
+        able = [way for way in ways if priced(way) is not None]
+        return able or [Choices(in_nhwc=chosen.in_nhwc)], lambda way: (priced(way) or chosen).prices
 
     def save(self, path: str | Path) -> None:
         """Write the network as it is after all passes, with its choices, so that another process need not find them.
