@@ -47,6 +47,13 @@ def shuffled(x: Any) -> Any:
     return x.view(2, 2, 2, 7, 6).transpose(1, 2).reshape(x.shape)
 
 
+def overwritten(x: Any) -> Any:
+    y = torch.cat([x, x], 1)
+    y[:, 1:4, 2:] = y[:, :3, :5] * 2
+    y[:, 6] = x[:, :1, :1].tanh()[:, 0]
+    return y
+
+
 MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1), (2, 4, 9)),
     "conv2d": (lambda: nn.Conv2d(4, 6, (3, 2), stride=(1, 2), padding=(1, 0), dilation=(2, 1), groups=2), IMAGES),
@@ -129,6 +136,18 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "variances": (lambda: Applied(lambda x: x.var((2, 3), keepdim=True) + x.std(1, correction=0)[:, None]), IMAGES),
     "norms": (lambda: Applied(lambda x: F.normalize(x, dim=1) + x.norm(1, dim=3, keepdim=True) + x.norm()), IMAGES),
     "attention": (lambda: Applied(lambda x: F.scaled_dot_product_attention(x, 2 * x, x + 1, scale=0.3)), IMAGES),
+    "attention to what came before": (
+        lambda: Applied(lambda x: F.scaled_dot_product_attention(x, 2 * x, x + 1, is_causal=True)), IMAGES,
+    ),
+    "attention by position": (
+        lambda: Applied(lambda x: F.scaled_dot_product_attention(x, x, x + 1, torch.arange(14.0).view(2, 1, 1, 7) / 9)),
+        IMAGES,
+    ),
+    "attention to some": (
+        lambda: Applied(lambda x: F.scaled_dot_product_attention(x, x[:, :, :5], x[:, :, 2:], torch.eye(7, 5) < 0.5)),
+        IMAGES,
+    ),
+    "overwritten": (lambda: Applied(overwritten), IMAGES),
     "constants": (lambda: Applied(lambda x: x + torch.arange(6.0) + torch.full((7, 1), 2.0)), IMAGES),
     "a constant in another type": (lambda: Applied(lambda x: x + torch.arange(6).to(x.dtype)), IMAGES),
 }  # fmt: skip
@@ -294,7 +313,11 @@ def test_constants_are_cast_as_by_pytorch(dtype: Any) -> None:
             lambda x: F.interpolate((x * 99).abs().byte(), scale_factor=2, mode="bilinear"),
             ["aten::_to_copy", "aten::upsample_bilinear2d.vec"],
         ),
-        (lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), ["aten::scaled_dot_product_attention"]),
+        (lambda x: F.scaled_dot_product_attention(x, x, x, x @ x.mT), ["aten::scaled_dot_product_attention"]),
+        (
+            lambda x: F.scaled_dot_product_attention(x, x, x, torch.arange(7)[:, None].expand(7, 7) > 0),
+            ["aten::scaled_dot_product_attention"],
+        ),
         (lambda x: torch.linalg.cholesky(x @ x.mT + torch.eye(7)), ["aten::linalg_cholesky"]),
         (lambda x: torch.linalg.inv(x @ x.mT + torch.eye(7)).relu(), ["aten::linalg_inv"]),
         (lambda x: x.to(torch.float8_e5m2).float(), ["aten::_to_copy"] * 2),

@@ -86,10 +86,13 @@ def _reduced(k: Function, total: Value, reduction: str, length: int) -> Value:
     return k.cast(total * (1 / length), vec(f32, total.type.lanes)) if reduction == "mean" else total
 
 
-def emit_columns(instruction_set: str, reduction: str, matrices: int, rows: int, columns: int) -> Module:
-    """`run` that makes one element of every column of the matrices of a: its mean, sum or largest."""
-    m = Module(instruction_set)
-    lanes, element = m.lanes(f32), _summed_in(reduction)
+def _each_column(m: Module, matrices: int, rows: int, columns: int, write: Callable[..., None]) -> None:
+    """`run` of tasks that go over some columns of the matrices of a, as vectors side by side.
+
+    `write(k, source, target, matrix, first, vectors, count)` writes code for columns of a matrix from `first` on, so
+    many vectors of `count`; the pointers are those of all of a and of the output.
+    """
+    lanes = m.lanes(f32)
     k = m.function("task", *TASK, internal=True)
     context, index, _ = k.args
     x, _, out = operands(k, context, f32)[:3]
@@ -97,8 +100,25 @@ def emit_columns(instruction_set: str, reduction: str, matrices: int, rows: int,
     strip = max(wide, TASK_ELEMENTS // rows // wide * wide)
     strips = -(-columns // strip)
     together = max(1, TASK_ELEMENTS // (rows * min(strip, columns)))
+    with k.loop(index * together, k.min((index + 1) * together, matrices * strips)) as unit:
+        matrix, first = unit // strips, unit % strips * strip
+        last = k.min(first + strip, columns)
+        whole = (last - first) // wide * wide + first
+        with k.loop(first, whole, wide) as i:
+            write(k, x, out, matrix, i, CHAINS, lanes)
+        for i, count in each_vector(k, whole, last, lanes):
+            write(k, x, out, matrix, i, 1, count)
+    run = m.function("run", *RUN)
+    launch(run, run.args[0], k, -(-matrices * strips // together))
 
-    def reduce(source: Value, target: Value, vectors: int, count: int) -> None:
+
+def emit_columns(instruction_set: str, reduction: str, matrices: int, rows: int, columns: int) -> Module:
+    """`run` that makes one element of every column of the matrices of a: its mean, sum or largest."""
+    m = Module(instruction_set)
+    element = _summed_in(reduction)
+
+    def reduce(k: Function, x: Value, out: Value, matrix: Value, first: Value, vectors: int, count: int) -> None:
+        source, target = x + matrix * (rows * columns) + first, out + matrix * columns + first
         totals = [k.var(k.const(vec(element, count), neutral(reduction))) for _ in range(vectors)]
         with k.loop(0, rows) as row:
             for n, total in enumerate(totals):
@@ -107,17 +127,35 @@ def emit_columns(instruction_set: str, reduction: str, matrices: int, rows: int,
         for n, total in enumerate(totals):
             k.store(_reduced(k, total.get(), reduction, rows), target + n * count)
 
-    with k.loop(index * together, k.min((index + 1) * together, matrices * strips)) as unit:
-        matrix, first = unit // strips, unit % strips * strip
-        last = k.min(first + strip, columns)
-        source, target = x + matrix * (rows * columns), out + matrix * columns
-        whole = (last - first) // wide * wide + first
-        with k.loop(first, whole, wide) as i:
-            reduce(source + i, target + i, CHAINS, lanes)
-        for i, count in each_vector(k, whole, last, lanes):
-            reduce(source + i, target + i, 1, count)
-    run = m.function("run", *RUN)
-    launch(run, run.args[0], k, -(-matrices * strips // together))
+    _each_column(m, matrices, rows, columns, reduce)
+    return m
+
+
+def emit_softmax_of_columns(instruction_set: str, matrices: int, rows: int, columns: int) -> Module:
+    """`run` that stores `exp(x - largest) / sum` of every column of the matrices of a."""
+    m = Module(instruction_set)
+
+    def softmax(k: Function, x: Value, out: Value, matrix: Value, first: Value, vectors: int, count: int) -> None:
+        place = matrix * (rows * columns) + first
+        source, target = x + place, out + place
+        largest = [k.var(k.const(vec(f32, count), neutral("max"))) for _ in range(vectors)]
+        sums = [k.var(k.zero(f32, count)) for _ in range(vectors)]
+        with k.loop(0, rows) as row:
+            for n, most in enumerate(largest):
+                most.set(joined(k, "max", most.get(), k.load(source + row * columns + n * count, count)))
+        with k.loop(0, rows) as row:
+            for n, (most, total) in enumerate(zip(largest, sums, strict=True)):
+                at = row * columns + n * count
+                v = exp(k, k.load(source + at, count) - most.get())
+                total.add(v)
+                k.store(v, target + at)
+        factors = [divide(k, k.const(vec(f32, count), 1.0), total.get()) for total in sums]
+        with k.loop(0, rows) as row:
+            for n, factor in enumerate(factors):
+                at = row * columns + n * count
+                k.store(k.load(target + at, count) * factor, target + at)
+
+    _each_column(m, matrices, rows, columns, softmax)
     return m
 
 

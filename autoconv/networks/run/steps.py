@@ -259,10 +259,11 @@ class StepMaker:
                 return [self._call(rows.emit_reduction, args, node)]
             return [self._call(rows.emit_columns, (*args, inner), node)]
         if isinstance(operator, Softmax):
-            if math.prod(shape[operator.axis + 1 :]) != 1:
-                return None
+            matrices, inner = math.prod(shape[: operator.axis]), math.prod(shape[operator.axis + 1 :])
             length = shape[operator.axis]
-            return [self._call(rows.emit_softmax, (math.prod(shape) // length, length), node)]
+            if inner == 1:
+                return [self._call(rows.emit_softmax, (matrices, length), node)]
+            return [self._call(rows.emit_softmax_of_columns, (matrices, length, inner), node)]
         if isinstance(operator, Normalization):
             return [self._normalization(node, operator, before)]
         if isinstance(operator, LRN):

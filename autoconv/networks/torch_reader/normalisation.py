@@ -75,16 +75,38 @@ def _vector_norm(call: Call) -> str:
 
 
 def _attention(call: Call) -> str:
-    """softmax(query key' * scale) value."""
+    """softmax(query key' * scale + mask) value."""
     dtype = call.graph.types[call.value("query")].dtype
     query, key, value = (wide(call, call.value(name)) for name in ("query", "key", "value"))
-    if call.has("attn_mask") or call["is_causal"] or call["enable_gqa"] or call.number("dropout_p"):
-        call.fail("expected attention of all to all")
+    if call["enable_gqa"] or call.number("dropout_p"):
+        call.fail("expected as many heads of keys as of queries, and no dropout")
     shape = call.shape_of(query)
     scale = call.number("scale") if call.has("scale") else 1 / math.sqrt(shape[-1])
     order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
     scores = call.add(MatMul(), call.apply(("mul", 0, scale), query), call.add(Transpose(order), key))
+    if (mask := _mask(call, scores)) is not None:
+        call.check_spread("attn_mask", mask, scores)
+        scores = call.apply(("add", 0, 1), scores, mask)
     return cast(call, call.add(MatMul(), call.add(Softmax(len(shape) - 1), scores), value), dtype)
+
+
+def _mask(call: Call, scores: str) -> str | None:
+    """What is added to the scores of attention, a constant, if anything is.
+
+    Where it leaves nothing of a row PyTorch gives zeros, so one that is computed is left to PyTorch.
+    """
+    found = call.graph.types[scores]
+    if call["is_causal"]:
+        return call.add_constant(np.triu(np.full(found.shape[-2:], -np.inf, found.dtype), 1))
+    if not call.has("attn_mask"):
+        return None
+    if (name := call.value("attn_mask")) not in call.graph.constants:
+        call.fail("attn_mask: expected one that is known before the run")
+    given = call.graph.constants[name]
+    mask = np.where(given, 0, -np.inf) if given.dtype == bool else given
+    if np.isneginf(mask).all(axis=-1).any():
+        call.fail("attn_mask: expected one that leaves something of every row")
+    return call.add_constant(mask.astype(found.dtype))
 
 
 def _softmax(call: Call) -> str:

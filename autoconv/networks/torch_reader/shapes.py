@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -93,13 +94,25 @@ def _unbind(call: Call) -> list[str]:
 
 
 def _expand(call: Call) -> str:
-    x, size = call.value("self"), call["size"]
+    return _expanded(call, call.value("self"), call["size"])
+
+
+def _expanded(call: Call, x: str, size: Sequence[int]) -> str:
+    """An array that repeats along axes on which it has an extent of 1; -1 keeps what there is."""
     shape = call.shape_of(x)
     x = call.reshape(x, (*(1,) * (len(size) - len(shape)), *shape))
     for axis, extent in enumerate(size):
         if extent != -1 and call.shape_of(x)[axis] == 1:
             x = call.taken(x, axis, [0] * extent)
     return x
+
+
+def _copy(call: Call) -> str:
+    """What overwrites all of an array, in its shape and type."""
+    x, target = call.value("src"), call.graph.types[call.value("self")]
+    if call.graph.types[x].dtype != target.dtype:
+        call.fail(f"expected arrays of one type, got {call.graph.types[x]} to copy into {target}")
+    return _expanded(call, x, target.shape)
 
 
 def _repeat(call: Call) -> str:
@@ -196,6 +209,7 @@ LOWERINGS: dict[str, Lowering] = {
     "aten::select.int": _select,
     "aten::unbind.int": _unbind,
     "aten::expand": _expand,
+    "aten::copy": _copy,
     "aten::repeat": _repeat,
     "aten::flip": _flip,
     "aten::index_select": _index_select,
