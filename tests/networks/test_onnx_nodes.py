@@ -33,11 +33,8 @@ MODULES = (
 
 # What is refused, by the name of a case, and what the message says.
 REFUSED = {
-    r"(pool|convtranspose)_3d": "one or two dimensions",
     r"training_mode|training_dropout": "training|does not give here",
     r"dropout_default_mask": "does not give here",
-    r"argmax": "expected one output",
-    r"tf_crop_and_resize": "coordinate_transformation_mode",
     r"empty_set|zero_size|start_out_of_bounds": "expected|nothing is left",
     r"identity_(sequence|opt)": "known rank",
 }

@@ -59,7 +59,8 @@ def _of_floats(lowering: Lowering, arrays: int, call: Call) -> str:
     if call.attribute("channels_last", 0):
         call.fail("channels_last=1: expected images with channels first")
     value = lowering(_with(call, *(_float(call, n) for n in places)))
-    assert isinstance(value, str)  # all of these have one output
+    if not isinstance(value, str):
+        call.fail(f"expected images of one or two dimensions (N, C, [H,] W), got {call.type(0)}")
     return _rounded(call, value, last, call.type(0).dtype)
 
 

@@ -17,6 +17,7 @@ from autoconv.networks.onnx_reader.call import Call
 from autoconv.networks.operators.elementwise import Elementwise
 from autoconv.networks.operators.sampling import COORDINATES, KERNELS, NEAREST, Sampler
 
+CROPPED = "tf_crop_and_resize"  # a mode of Resize of which nothing here knows
 POLICIES = ("stretch", "not_larger", "not_smaller")  # of keeping the ratio between extents
 
 
@@ -46,17 +47,16 @@ def _resized(call: Call, x: str, sampler: Sampler, sizes: Sequence[int], scales:
     return call.add(Elementwise(0, dtype), y)
 
 
-def resize(call: Call) -> str:
+def resize(call: Call) -> str | None:
     """The operator Resize."""
     shape = call.type().shape
     if call.opset < 11:
         return upsample(call)
-    sampler = _sampler(
-        call,
-        call.attribute("mode", "nearest"),
-        call.attribute("coordinate_transformation_mode", "half_pixel"),
-        call.attribute("nearest_mode", "round_prefer_floor"),
-    )
+    coordinate = call.attribute("coordinate_transformation_mode", "half_pixel")
+    if coordinate == CROPPED:
+        return None
+    mode, nearest = call.attribute("mode", "nearest"), call.attribute("nearest_mode", "round_prefer_floor")
+    sampler = _sampler(call, mode, coordinate, nearest)
     given = call.attribute("axes")
     axes = call.axes(given, len(shape))
     if given is not None:

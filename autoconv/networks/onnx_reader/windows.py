@@ -126,9 +126,9 @@ def _conv_transpose(call: Call) -> str:
     return window.back(_with_bias(call, call.conv_transpose(conv, window.x, window.wide(call.value(1)))))
 
 
-def _pool(reduction: Literal["max", "mean"], call: Call) -> str:
-    if len(call.outputs) > 1 and call.outputs[1]:
-        call.fail("expected one output: the indices of the largest elements are not computed")
+def _pool(reduction: Literal["max", "mean"], call: Call) -> str | None:
+    if len(call.outputs) > 1 and call.outputs[1]:  # where the largest elements are
+        return None
     window = Window(call, tuple(call.required("kernel_shape")))
     padding = window.padding()
     overhang = [0, 0]
@@ -144,9 +144,14 @@ def _pool(reduction: Literal["max", "mean"], call: Call) -> str:
     return window.back(call.add(pool, window.x))
 
 
+def _of_images(lowering: Lowering) -> Lowering:
+    """The same for images of one and two dimensions; those of more are left to who runs foreign operators."""
+    return lambda call: lowering(call) if len(call.type().shape) <= 4 else None
+
+
 LOWERINGS: dict[str, Lowering] = {
-    "AveragePool": functools.partial(_pool, "mean"),
-    "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "MaxPool": functools.partial(_pool, "max"),
+    "AveragePool": _of_images(functools.partial(_pool, "mean")),
+    "Conv": _of_images(_conv),
+    "ConvTranspose": _of_images(_conv_transpose),
+    "MaxPool": _of_images(functools.partial(_pool, "max")),
 }
