@@ -151,6 +151,9 @@ def test_numpy_is_for_what_nothing_else_computes(read: bool) -> None:
     assert best(numpy=1e-4, direct=2e-4, gemm=3e-4) == "direct"
     assert best(numpy=1e-4) == NUMPY
     assert best(numpy=2e-4, gemm=1e-4) == "gemm"
+    for source, expected in (("heuristic", "gemm"), ("user", NUMPY)):  # where nothing was timed
+        made: Any = SimpleNamespace(candidate=NUMPY, source=source, timings={}, ranking=[NUMPY, "gemm", "direct"])
+        assert best_in_network(made, CPU.current(), read=read) == expected
 
 
 @pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")

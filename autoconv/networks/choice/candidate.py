@@ -44,11 +44,11 @@ def best_in_network(made: Plan, device: Device, price: Price = FREE, read: bool 
     Returns
     -------
     str
-        The plan's own candidate where nothing was measured.
+        The plan's own candidate where nothing was measured, unless that is NumPy's, and not by the user's choice.
     """
     timed = timed_in_network(made, device)
     if not timed:
-        return str(made.candidate)
+        return _expected_in_network(made, device)
     if not (read or price.seconds):
         return str(made.candidate) if str(made.candidate) in timed else timed[0]
     return min(timed, key=lambda name: cost(made, device, name, price, read))
@@ -62,9 +62,26 @@ def timed_in_network(made: Plan, device: Device) -> list[str]:
     """
     if not made.timings:  # to rank candidates of which none was timed would take long
         return []
-    numpy = {algorithm.name for algorithm in registry.own(device) if isinstance(algorithm, NumpyAlgorithm)}
     timed = [name for name in made.ranking if name in made.timings]
-    return [name for name in timed if Candidate.parse(name).algorithm not in numpy] or timed
+    return [name for name in timed if not _by_numpy(name, device)] or timed
+
+
+def _expected_in_network(made: Plan, device: Device) -> str:
+    """The best by estimates of those that may run in a network, likewise."""
+    own = str(made.candidate)
+    if not _by_numpy(own, device) or made.source != "heuristic":
+        return own
+    return next((name for name in made.ranking if not _by_numpy(name, device)), own)
+
+
+def _by_numpy(candidate: str, device: Device) -> bool:
+    """Whether a candidate is one of NumPy's, on a CPU."""
+    return Candidate.parse(candidate).algorithm in _of_numpy(device)
+
+
+@functools.lru_cache(16)
+def _of_numpy(device: Device) -> frozenset[str]:
+    return frozenset(one.name for one in registry.own(device) if isinstance(one, NumpyAlgorithm))
 
 
 def cost(made: Plan, device: Device, candidate: str, price: Price = FREE, read: bool = True) -> float:

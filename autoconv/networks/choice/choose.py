@@ -178,8 +178,8 @@ def plan_alone(graph: Graph, node: Node, layer: ConvLayer, mode: str, options: M
     Where error has a price, of those that usually err no more than a whole network may unless told otherwise; of exact
     ones, where the price is infinite or no other is left.
     """
-    wanted = _with_weights(graph, node, options)
-    made = plan(layer, mode, **wanted, build=False)  # it may not be the one
+    wanted = {**_with_weights(graph, node, options), "build": False}  # it may not be the one
+    made = plan(layer, mode, **wanted)
     if made.timings or not price.seconds or mode != "heuristic":
         return made
     if math.isfinite(price.seconds):
