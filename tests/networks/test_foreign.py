@@ -46,10 +46,6 @@ CASES: dict[str, tuple[list[Any], dict[str, np.ndarray], Any]] = {
         [node("Reshape", "x s", "r"), node("AveragePool", "r", kernel_shape=[2, 1, 1])],
         {"s": np.array([1, 1, 2, 3, 3])}, X.mean(0)[None, None, None],
     ),
-    "where the largest are": (
-        [helper.make_node("MaxPool", ["x"], ["largest", "y"], kernel_shape=[3])], {},
-        np.arange(0, 18, 3).reshape(2, 3, 1) + X.argmax(2)[..., None],
-    ),
     "very many times": (
         [node("Expand", "x s")], {"s": np.array([70000, 1, 1, 1])}, np.broadcast_to(X, (70000, 2, 3, 3)),
     ),

@@ -33,6 +33,7 @@ MODULES = (
 
 # What is refused, by the name of a case, and what the message says.
 REFUSED = {
+    r"argmax": "expected one output",
     r"training_mode|training_dropout": "training|does not give here",
     r"dropout_default_mask": "does not give here",
     r"empty_set|zero_size|start_out_of_bounds": "expected|nothing is left",

@@ -126,9 +126,9 @@ def _conv_transpose(call: Call) -> str:
     return window.back(_with_bias(call, call.conv_transpose(conv, window.x, window.wide(call.value(1)))))
 
 
-def _pool(reduction: Literal["max", "mean"], call: Call) -> str | None:
-    if len(call.outputs) > 1 and call.outputs[1]:  # where the largest elements are
-        return None
+def _pool(reduction: Literal["max", "mean"], call: Call) -> str:
+    if len(call.outputs) > 1 and call.outputs[1]:  # the package onnx, which may have to run it, computes others
+        call.fail("expected one output: the indices of the largest elements are not computed")
     window = Window(call, tuple(call.required("kernel_shape")))
     padding = window.padding()
     overhang = [0, 0]
