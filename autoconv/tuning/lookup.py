@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
@@ -20,14 +20,12 @@ from autoconv.records.schema import Facts, Race, Record
 from autoconv.tuning.candidates import DISCREDITED, CandidateSet
 from autoconv.tuning.measurement import Progress
 
-T = TypeVar("T")
-
-_shared: ContextVar[dict[object, Any] | None] = ContextVar("_shared", default=None)
+_shared: ContextVar[dict[object, CandidateSet] | None] = ContextVar("_shared", default=None)
 
 
 @contextmanager
 def candidate_sets_shared() -> Iterator[None]:
-    """Within it, requests that differ in limits alone share a layer's candidate set, and what is expected of that."""
+    """Within it, requests that differ in limits alone share the candidate set of a layer: it takes half a second."""
     before = _shared.set({})
     try:
         yield
@@ -63,19 +61,13 @@ class Request:
     def candidate_set(self) -> CandidateSet:
         """Made only when the records do not suffice, or somebody wants an explanation."""
         what = self.layer, self.device, self.offered, self.limits.vendors
-        return self.once("candidate set", lambda: CandidateSet(*what))
-
-    def once(self, what: str, make: Callable[[], T]) -> T:
-        """What limits do not change, which takes a part of a second: made once within `candidate_sets_shared`."""
         shared = _shared.get()
         if shared is None or self.limits.vendors != frozenset():  # which are loaded, or installed, may change
-            return make()
-        known = self.cache, self.device.estimated_from, split_products.allowed()
-        key = what, self.layer, self.device, self.offered, *known
+            return CandidateSet(*what)
+        key = *what, self.device.estimated_from, split_products.allowed()
         if key not in shared:
-            shared[key] = make()
-        found: T = shared[key]
-        return found
+            shared[key] = CandidateSet(*what)
+        return shared[key]
 
     def family(self, name: str) -> CandidateSet:
         """The candidates of one algorithm alone."""

@@ -56,10 +56,6 @@ def foreseen(request: Request) -> dict[Candidate, Facts]:
     dict of Candidate to Facts
         Of those that can run; as their algorithms expect where nothing is on record nearby.
     """
-    return request.once("foreseen", lambda: _foreseen(request))
-
-
-def _foreseen(request: Request) -> dict[Candidate, Facts]:
     every = request.candidate_set.expected
     costs = Costs(every)
     for lesson in lessons(request):
