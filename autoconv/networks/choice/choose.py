@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from autoconv.accuracy import exact_error
 from autoconv.device import Device
@@ -28,6 +28,13 @@ from autoconv.plans import Plan
 from autoconv.tuning.candidates import UNUSUAL
 from autoconv.tuning.planner import plan
 
+PricesOf: TypeAlias = Callable[[Choices], Mapping[str, Price]]  # of error, in some layouts and parts of the batch
+
+
+def no_prices(way: Choices) -> Mapping[str, Price]:
+    """Error costs nothing, whatever the way."""
+    return {}
+
 
 def planned(
     graph: Graph,
@@ -35,7 +42,7 @@ def planned(
     device: Device,
     options: NetworkOptions,
     mode: str,
-    prices_of: Callable[[Choices], Mapping[str, Price]] = lambda way: {},
+    prices_of: PricesOf = no_prices,
 ) -> Planned:
     """The graph in the layouts and in the parts of the batch that were chosen, and a plan for every layer.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import ArrayError, ConfigError
 from autoconv.networks.choice.batch import remember, ways_to_split
-from autoconv.networks.choice.choose import planned
-from autoconv.networks.choice.errors import Price
+from autoconv.networks.choice.choose import PricesOf, no_prices, planned
 from autoconv.networks.choice.fused import with_fused
 from autoconv.networks.choice.options import NetworkOptions
 from autoconv.networks.choice.tolerance import (
@@ -43,8 +42,6 @@ from autoconv.plans import Plan
 
 if TYPE_CHECKING:
     from autoconv.networks.run.cuda_instance import CudaInstance
-
-PricesOf: TypeAlias = Callable[[Choices], Mapping[str, Price]]  # of error: see `planned`
 
 
 class Running(NamedTuple):
@@ -85,7 +82,7 @@ class CompiledNetwork:
     def _compile(self, mode: str, known: Choices | None = None, **changes: Any) -> None:
         """Choose layouts, parts of the batch and plans, but for what is known of them, and arrange all anew."""
         options = NetworkOptions.of({**self._options, **changes})
-        ways, prices_of = self._ways(mode, options) if known is None else ([known], lambda way: {})
+        ways, prices_of = self._ways(mode, options) if known is None else ([known], no_prices)
         found = []
         for n, way in enumerate(ways):
             kind = "heuristic" if n else mode  # those after the first rest on what has been timed
