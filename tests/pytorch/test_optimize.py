@@ -211,6 +211,22 @@ def test_types_within_a_model(wide: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-2 if wide is torch.bfloat16 else 1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_sees_nothing_of_what_a_mask_leaves_out(causal: bool) -> None:
+    """Kernels take scores of minus infinity, which weigh nothing."""
+    others = torch.eye(37) < 0.5
+
+    class Masked(nn.Module):
+        def forward(self, x: Any) -> Any:
+            mask = None if causal else others
+            return nn.functional.scaled_dot_product_attention(x, x, x + 1, mask, is_causal=causal)
+
+    x = torch.randn(2, 3, 37, 8, generator=torch.Generator().manual_seed(2))
+    fast = autoconv.torch.optimize(Masked().eval(), x, mode="heuristic")
+    assert not fast.network.foreign
+    torch.testing.assert_close(fast(x), Masked()(x), rtol=1e-5, atol=1e-5)
+
+
 def test_what_pytorch_runs_keeps_its_types_under_autocast() -> None:
     """A network has types of its own, whatever the caller does meanwhile."""
 

@@ -89,8 +89,8 @@ def _reduced(k: Function, total: Value, reduction: str, length: int) -> Value:
 def _each_column(m: Module, matrices: int, rows: int, columns: int, write: Callable[..., None]) -> None:
     """`run` of tasks that go over some columns of the matrices of a, as vectors side by side.
 
-    `write(k, source, target, matrix, first, vectors, count)` writes code for columns of a matrix from `first` on, so
-    many vectors of `count`; the pointers are those of all of a and of the output.
+    `write(k, x, out, matrix, first, vectors, count)` writes code for columns of a matrix from `first` on, so many
+    vectors of `count`; `x` and `out` point at all of a and of the output.
     """
     lanes = m.lanes(f32)
     k = m.function("task", *TASK, internal=True)
