@@ -14,12 +14,17 @@ from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import activations
 from autoconv.networks.operators.base import Operator, TensorType
-from autoconv.networks.operators.convolution import ConvTranspose
+from autoconv.networks.operators.convolution import Conv, ConvTranspose
 from autoconv.networks.operators.elementwise import NARROW, Elementwise
+from autoconv.networks.operators.pooling import Pool
 from autoconv.networks.operators.sampling import Sampler
-from autoconv.networks.operators.shapes import Concat, Pad, Reshape, Resize, Slice
+from autoconv.networks.operators.shapes import Concat, Pad, Reshape, Resize, Slice, Transpose
 from autoconv.networks.reference import constant_of
 
+Triple = Sequence[int]  # for frames, height and width
+Edges = Sequence[tuple[int, int]]  # what is added on both sides of each of the three
+
+FRAMES = Transpose((0, 2, 1, 3, 4))  # channels behind frames, or before them again
 LARGEST_CONSTANTS = (1 << 31) - 1  # bytes of all constants of a network
 MOST_PLACES = 1 << 24  # of an axis that is padded by what it has: they are listed
 LARGEST_EXTENT = 1 << 16  # of an axis that is resized, or repeated: each of its places is a number of its own
@@ -176,6 +181,44 @@ class Translation:
         padding = ((top, bottom - cut[0]), (left, right - cut[1]))
         y = self.add(replace(operator, padding=padding, extra_size=(down, across)), x, w)
         return self.pad(y, (0, 0, 0, 0), (0, 0, extra[0] - down, extra[1] - across))
+
+    def conv_volumes(
+        self, x: str, w: str, bias: str | None, stride: Triple, padding: Edges, dilation: Triple, groups: int
+    ) -> str:
+        """A convolution of (N, C, D, H, W) with filters (K, C/groups, T, R, S), as one of two dimensions.
+
+        The frames that a filter spans are channels of one image.
+        """
+        (K, channels, T, R, S), N = self.shape_of(w), self.shape_of(x)[0]
+        x = self.add(FRAMES, x)
+        if any(padding[0]):
+            x = self.pad(x, (0, padding[0][0], 0, 0, 0), (0, padding[0][1], 0, 0, 0))
+        D, _, H, W = self.shape_of(x)[1:]
+        count = (D - (T - 1) * dilation[0] - 1) // stride[0] + 1
+        if channels * groups != self.shape_of(x)[2] or count < 1:
+            types = self.graph.types
+            self.fail(f"expected filters of C/{groups} channels and at most {D} frames, got {types[w]} for {types[x]}")
+        x = self.reshape(x, (N, D, groups, channels, H, W))
+        taps = [self.slice_axis(x, 1, t * dilation[0], count, stride[0]) for t in range(T)]
+        x = self.add(Concat(3), *taps) if T > 1 else taps[0]
+        w = self.reshape(self.add(FRAMES, w), (K, T * channels, R, S))
+        conv = Conv(
+            stride=(stride[1], stride[2]), padding=(padding[1], padding[2]), dilation=(dilation[1], dilation[2]),
+            groups=groups,
+        )  # fmt: skip
+        y = self.add(conv, self.reshape(x, (N * count, groups * T * channels, H, W)), w)
+        y = y if bias is None else self.with_bias(y, bias)
+        return self.add(FRAMES, self.reshape(y, (N, count, *self.shape_of(y)[1:])))
+
+    def pool_volumes(self, x: str, frames: Pool, images: Pool) -> str:
+        """Windows of (N, C, D, H, W): first of the pixels of each frame, and then of frames, as rows of an image."""
+        N, C, D, H, W = self.shape_of(x)
+        y = self.reshape(self.add(FRAMES, x), (N * D, C, H, W))
+        y = self.add(images, y) if images.window != (1, 1) or images.stride != (1, 1) else y
+        P, Q = self.shape_of(y)[2:]
+        y = self.reshape(y, (N, 1, D, C * P * Q))
+        y = self.add(frames, y) if frames.window != (1, 1) or frames.stride != (1, 1) else y
+        return self.add(FRAMES, self.reshape(y, (N, self.shape_of(y)[2], C, P, Q)))
 
     def resize(self, name: str, sampler: Sampler, sizes: Sequence[int], scales: Sequence[float]) -> str:
         """An array of other extents, axis after axis."""

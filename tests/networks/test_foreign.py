@@ -43,8 +43,8 @@ CASES: dict[str, tuple[list[Any], dict[str, np.ndarray], Any]] = {
         np.argsort(-X, axis=2)[..., :2],
     ),
     "images of three dimensions": (
-        [node("Reshape", "x s", "r"), node("AveragePool", "r", kernel_shape=[2, 1, 1])],
-        {"s": np.array([1, 1, 2, 3, 3])}, X.mean(0)[None, None, None],
+        [node("Reshape", "x s", "r"), node("ConvTranspose", "r w")],
+        {"s": np.array([1, 1, 2, 3, 3]), "w": np.full((1, 1, 1, 1, 1), 2, np.float32)}, 2 * X[None, None],
     ),
     "very many times": (
         [node("Expand", "x s")], {"s": np.array([70000, 1, 1, 1])}, np.broadcast_to(X, (70000, 2, 3, 3)),

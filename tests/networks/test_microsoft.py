@@ -131,9 +131,6 @@ REFUSED = {
     "channels last": (
         ours("QLinearGlobalAveragePool", "x s k s k", channels_last=1), "channels_last=1: expected images with chan",
     ),
-    "three dimensions": (
-        ours("QLinearAveragePool", "deep s k s k", kernel_shape=[1, 1, 1]), r"expected images of one or two dimensions",
-    ),
     "no opset": (ours("QLinearSoftmax", "x s k t n"), "the attribute 'opset' is missing"),
     "nothing to join": (ours("QLinearConcat", "s k", axis=1), "input 2 is missing"),
     "sums of many rows": (ours("QGemm", "x s k m g i sums h k"), r"C: expected one row of 7, got int32 \(2, 7\)"),
@@ -149,7 +146,6 @@ def test_bad_input_is_one_line(name: str) -> None:
     given, message = REFUSED[name]
     x = drawn("uint8", 2, 12)
     constants = CONSTANTS | {"two": np.ones(2, np.float32), "sums": np.zeros((2, 7), np.int32)}
-    constants["deep"] = np.zeros((1, 2, 3, 3, 3), np.uint8)
     nodes = [node("DequantizeLinear", "x s z", "v"), given]
     with pytest.raises(ConfigError, match=message) as found:
         translated(model_like(nodes, {"x": x}, constants), "net")

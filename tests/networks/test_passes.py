@@ -40,6 +40,32 @@ W = {"w": drawn(6, 4, 3, 3)}
 # nodes, inputs, constants, and the kinds of nodes that are left
 CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, np.ndarray], list[str]]] = {
     "batch norm and relu": ([CONV, BATCH_NORM, node("Relu", "n")], X, W | NORM, ["Conv"]),
+    "of one dimension": (
+        [node("Conv", "x w", "c", pads=[1, 1]), BATCH_NORM, node("Relu", "n", "r"), node("Conv", "r u", "d"),
+         node("Add", "d r", "a"), node("Relu", "a")],
+        {"x": [2, 4, 7]}, {"w": drawn(6, 4, 3), "u": drawn(6, 6, 1)} | NORM, ["Reshape", "Conv", "Conv", "Reshape"],
+    ),
+    "of three dimensions": (
+        [node("Conv", "x w", "c", pads=[0, 1, 1, 0, 1, 1]), BATCH_NORM, node("Relu", "n", "r"),
+         node("Conv", "r u", "d"), node("Add", "d r", "a"), node("Relu", "a")],
+        {"x": [2, 4, 3, 5, 7]}, {"w": drawn(6, 4, 1, 3, 3), "u": drawn(6, 6, 1, 1, 1)} | NORM,
+        ["Transpose", "Reshape", "Conv", "Conv", "Reshape", "Transpose"],
+    ),
+    "seen in the same way": (
+        [node("Transpose", "x", "t", perm=[0, 2, 1]), node("Transpose", "z", "u", perm=[0, 2, 1]),
+         node("Add", "t u", "a"), node("Mul", "a k", "m"), node("Transpose", "q", "v", perm=[0, 2, 1]),
+         node("Concat", "m v", "j", axis=2), node("Transpose", "j", "y", perm=[0, 2, 1])],
+        {"x": [2, 4, 7], "z": [2, 4, 7], "q": [2, 5, 7]}, {"k": drawn(7, 1)}, ["mul", "Concat"],
+    ),
+    "that others need transposed": (
+        [node("Transpose", "x", "t", perm=[0, 2, 1]), node("Relu", "t", "r"), node("MatMul", "t w", "p"),
+         node("Concat", "r p", "y", axis=2)],
+        {"x": [2, 4, 7]}, {"w": drawn(4, 5)}, ["Transpose", "relu", "MatMul", "Concat"],
+    ),
+    "numbers for parts of an axis": (
+        [node("Reshape", "x s", "t"), node("Mul", "t k", "m"), node("Add", "m b")],
+        {"x": [2, 12]}, {"s": np.array([2, 3, 4]), "k": drawn(3, 4), "b": drawn(3, 1)}, ["mul", "Reshape", "add"],
+    ),
     "a bias before batch norm": (
         [node("Conv", "x w k", "c"), BATCH_NORM, node("Relu", "n")], X, W | NORM | {"k": drawn(6)}, ["Conv"],
     ),
@@ -136,10 +162,10 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, np.ndarray], list[st
     "shapes alone": (
         [node("Reshape", "x r", "a"), node("Flatten", "a", "b"), node("Identity", "b", "c"),
          node("Transpose", "c", "d", perm=[0, 1]), node("Relu", "d")],
-        X, {"r": np.array([2, 20, 1, 7])}, ["Reshape", "relu"],
+        X, {"r": np.array([2, 20, 1, 7])}, ["relu", "Reshape"],
     ),
     "a transpose that moves nothing": (
-        [node("Transpose", "x", "t", perm=[1, 0, 2]), node("Relu", "t")], {"x": [4, 1, 3]}, {}, ["Reshape", "relu"],
+        [node("Transpose", "x", "t", perm=[1, 0, 2]), node("Relu", "t")], {"x": [4, 1, 3]}, {}, ["relu", "Reshape"],
     ),
 }  # fmt: skip
 

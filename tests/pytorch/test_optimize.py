@@ -122,13 +122,13 @@ def test_views_that_are_yet_to_be_negated() -> None:
 
 
 def test_a_scalar_is_timed_alone() -> None:
-    class Mean(nn.Module):
+    class Twice(nn.Module):
         def forward(self, x: Any) -> Any:
-            return x.mean() * 2
+            return x * 2
 
-    x = torch.randn(2, 3)
-    fast = autoconv.torch.optimize(Mean().eval(), x, mode="heuristic")
-    torch.testing.assert_close(fast(x), x.mean() * 2)
+    x = torch.tensor(1.5)
+    fast = autoconv.torch.optimize(Twice().eval(), x, mode="heuristic")
+    torch.testing.assert_close(fast(x), x * 2)
     steps = fast.network.profile(x, repeat=1, alone=True)
     assert any(fast.network.graph.types[step.name].shape == () for step in steps)
 

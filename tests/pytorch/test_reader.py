@@ -30,6 +30,7 @@ from autoconv.vendors.torch import array  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")  # PyTorch's own
 
 IMAGES = (2, 4, 7, 6)
+VOLUMES = (2, 4, 6, 7, 6)
 
 
 class Scaled(nn.Module):
@@ -61,6 +62,22 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "conv2d same": (lambda: nn.Conv2d(4, 6, (2, 3), padding="same", bias=False), IMAGES),
     "conv2d reflect": (lambda: nn.Conv2d(4, 6, 3, padding=2, padding_mode="reflect"), IMAGES),
     "conv2d replicate": (lambda: nn.Conv2d(4, 6, 3, padding=2, padding_mode="replicate"), IMAGES),
+    "conv3d": (
+        lambda: nn.Conv3d(4, 6, (3, 2, 3), stride=(2, 1, 2), padding=(1, 0, 2), dilation=(2, 1, 1), groups=2), VOLUMES),
+    "conv3d of one volume, same": (lambda: nn.Conv3d(4, 6, (2, 3, 1), padding="same", bias=False), VOLUMES[1:]),
+    "conv3d, depthwise": (lambda: nn.Conv3d(4, 4, (3, 3, 3), padding=1, groups=4), VOLUMES),
+    "conv3d of frames, then of pixels": (
+        lambda: nn.Sequential(nn.Conv3d(4, 5, (1, 3, 3)), nn.ReLU(), nn.Conv3d(5, 6, (3, 1, 1), stride=(2, 1, 1))),
+        VOLUMES),
+    "max pool 3d": (
+        lambda: nn.MaxPool3d((3, 2, 3), (2, 1, 2), padding=(1, 0, 1), dilation=(2, 1, 1), ceil_mode=True), VOLUMES),
+    "average pool 3d": (lambda: nn.AvgPool3d(3, 2, padding=1, ceil_mode=True), VOLUMES),
+    "average pool 3d without padding": (
+        lambda: nn.AvgPool3d((2, 1, 3), 2, padding=(1, 0, 1), ceil_mode=True, count_include_pad=False), VOLUMES),
+    "adaptive 3d": (lambda: nn.AdaptiveAvgPool3d((3, 7, 1)), VOLUMES),
+    "adaptive 3d, one": (lambda: nn.AdaptiveAvgPool3d(1), VOLUMES[1:]),
+    "adaptive max 3d": (lambda: nn.AdaptiveMaxPool3d((2, 1, 2)), VOLUMES),
+    "batch norm 3d": (lambda: nn.BatchNorm3d(4), VOLUMES),
     "transpose 1d": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2), (2, 4, 9)),
     "transpose, more than the sums reach": (
         lambda: nn.ConvTranspose2d(4, 6, (3, 2), padding=(1, 0), dilation=(4, 2), output_padding=(3, 1)), IMAGES),
@@ -305,7 +322,8 @@ def test_constants_are_cast_as_by_pytorch(dtype: Any) -> None:
         (lambda x: F.max_pool2d(x, 2, return_indices=True), ["aten::max_pool2d_with_indices"] * 2),
         (lambda x: F.avg_pool2d(x, 2, divisor_override=3), ["aten::avg_pool2d"]),
         (lambda x: F.adaptive_max_pool2d(x, (3, 3)), ["aten::adaptive_max_pool2d"]),
-        (lambda x: F.conv3d(x[:, None], torch.ones(1, 1, 1, 2, 2)), ["aten::convolution"]),
+        (lambda x: F.conv_transpose3d(x[:, None], torch.ones(1, 1, 1, 2, 2)), ["aten::convolution"]),
+        (lambda x: F.adaptive_avg_pool3d(x[:, None], (3, 2, 2)), ["aten::adaptive_avg_pool3d"]),
         (lambda x: (x * 1e9).long() + (2**60 + 1), ["aten::_to_copy", "aten::add.Tensor"]),
         (lambda x: torch.fft.rfft2(x).abs() + 1, ["aten::_fft_r2c", "aten::abs"]),
         (lambda x: x[:, [[0, 1], [2, 3]]], ["aten::index.Tensor"]),

@@ -96,8 +96,8 @@ def _filters(call: Call, window: Window, w: int, w_zero: int) -> Array:
 
 def _conv(window: Window, output_dtype: str) -> QuantizedConv:
     return QuantizedConv(
-        stride=window.stride, padding=window.padding(), dilation=window.dilation,
-        groups=window.call.attribute("group", 1), output_dtype=output_dtype,
+        stride=window.pair(window.stride), padding=window.pair(window.padding(), (0, 0)),
+        dilation=window.pair(window.dilation), groups=window.call.attribute("group", 1), output_dtype=output_dtype,
     )  # fmt: skip
 
 
@@ -105,19 +105,25 @@ def _qlinear_conv(call: Call) -> str | None:
     if not known(call, *range(1, 9)) or not typed(call, (0, 3, 7), (1, 4, 6)):
         return None
     window = Window(call, call.type(3).shape[2:])
+    if window.rank == 3:
+        return None
     numbers = _filters(call, window, 3, 5)
     bias = call.graph.constants[call.value(8)] if call.has(8) else None
     meaning = _meaning(call, len(numbers), bias)
-    return window.back(product(call, _conv(window, call.type(7).dtype), window.x, numbers, meaning))
+    return window.back(product(call, _conv(window, call.type(7).dtype), window.wide(call.value(0)), numbers, meaning))
 
 
 def _conv_integer(call: Call) -> str | None:
     if not known(call, 1, 2, 3) or not typed(call, (0, 1)):
         return None
     window = Window(call, call.type(1).shape[2:])
+    if window.rank == 3:
+        return None
     x_zero = zero_points(call, 2, "x_zero_point", call.type(0).dtype)
     meaning = Quantization(x_zero_point=int(x_zero[0]))
-    return window.back(product(call, _conv(window, "int32"), window.x, _filters(call, window, 1, 3), meaning))
+    return window.back(
+        product(call, _conv(window, "int32"), window.wide(call.value(0)), _filters(call, window, 1, 3), meaning)
+    )
 
 
 def _are_matrices(call: Call, a: int, b: int, *scalars: int) -> bool:

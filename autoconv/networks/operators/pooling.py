@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -108,6 +108,25 @@ def overhang_of(extent: int, span: int, step: int, sides: Pair) -> int:
     if (count - 1) * step >= extent + sides[0]:
         count -= 1  # it would begin in the padding behind the image
     return max((count - 1) * step + span - extent - sum(sides), 0)
+
+
+def pool_of(
+    reduction: Literal["max", "mean"],
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[Pair],
+    dilation: Sequence[int],
+    overhang: Sequence[int],
+    include_padding: bool,
+    *axes: int | None,
+) -> Pool:
+    """Pooling along two of any number of dimensions, or along one and what is not pooled."""
+    values = {"window": window, "stride": stride, "padding": padding, "dilation": dilation, "overhang": overhang}
+    none = {"window": 1, "stride": 1, "padding": (0, 0), "dilation": 1, "overhang": 0}
+    pairs: dict[str, Any] = {
+        name: tuple(none[name] if axis is None else given[axis] for axis in axes) for name, given in values.items()
+    }
+    return Pool(reduction=reduction, include_padding=include_padding, **pairs)
 
 
 @dataclass(frozen=True)

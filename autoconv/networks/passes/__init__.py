@@ -12,10 +12,13 @@ from autoconv.networks.passes.identities import drop_identities
 from autoconv.networks.passes.normalization import fuse_normalization
 from autoconv.networks.passes.products import transpose_matrices
 from autoconv.networks.passes.quantization import fold_quantization
+from autoconv.networks.passes.views import sink_views
 
 PASSES: tuple[Callable[[Graph], None], ...] = (
     drop_identities,
     fold_quantization,
+    sink_views,
+    drop_identities,
     fold_padding,
     transpose_matrices,
     fold_scaling,
