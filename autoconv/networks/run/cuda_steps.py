@@ -65,8 +65,7 @@ class CudaStepMaker(StepMaker):
             )
         return Step(node, "cuBLAS" if isinstance(node.operator, MatMul) else "kernel", tuple(calls))
 
-    def layer_step(self, node: Node, made: Plan, packed: Callable[[], Array]) -> Step:
-        kernel = made.kernel
+    def layer_step(self, node: Node, made: Plan, kernel: Kernel, packed: Callable[[], Array]) -> Step:
         scratch, program = kernel.workspace_bytes, functools.partial(_run, kernel, made.layer)
         if kernel.packed_bytes and node.inputs[1] not in self.graph.constants:
             scratch = aligned(kernel.workspace_bytes) + kernel.packed_bytes

@@ -16,6 +16,7 @@ from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import FusedConv
 from autoconv.networks.passes.fused_layers import layers_of
+from autoconv.networks.run.building import built
 from autoconv.networks.run.instance import Schedule
 from autoconv.networks.run.memory import Views
 from autoconv.networks.run.planned import Planned
@@ -42,14 +43,21 @@ def scheduled(made: Planned, device: Device, packed: Packed, keep_denormals: boo
     """
     graph, views, steps = made.parts.graph, made.views, []
     maker = step_maker(graph, views, device)
+    plans = {
+        node.name: made.plans[made.parts.origin(node.name)]
+        for node in views.computed
+        if not isinstance(node.operator, FusedConv) and layer_of(graph, node) is not None
+    }
+    builds = [maker.build(graph.nodes[name], plan) for name, plan in plans.items()]
+    kernels = dict(zip(plans, built(builds, device), strict=True))
     for node in views.computed:
-        origin = made.parts.origin(node.name)
         if isinstance(node.operator, FusedConv):
             assert isinstance(device, CPU)
-            steps.append(_fused(graph, views, node, node.operator, made.fused[origin], device, packed))
-        elif layer_of(graph, node) is not None:
-            plan = made.plans[origin]
-            steps.append(maker.layer_step(node, plan, partial(_weights, graph, node, plan, device, packed)))
+            blocking = made.fused[made.parts.origin(node.name)]
+            steps.append(_fused(graph, views, node, node.operator, blocking, device, packed))
+        elif (plan := plans.get(node.name)) is not None:
+            weights = partial(_weights, graph, node, plan, device, packed)
+            steps.append(maker.layer_step(node, plan, kernels[node.name], weights))
         else:
             steps.append(maker.step(node))
     return Schedule(graph, views, device, steps, keep_denormals)

@@ -41,6 +41,7 @@ from autoconv.networks.operators import (
 )
 from autoconv.networks.operators.base import in_nchw
 from autoconv.networks.operators.elementwise import in_float32
+from autoconv.networks.run.building import Build
 from autoconv.networks.run.functions import by_numpy, function_of, named
 from autoconv.networks.run.memory import Views
 from autoconv.plans import Plan
@@ -130,16 +131,19 @@ class StepMaker:
     def __init__(self, graph: Graph, views: Views, device: Device) -> None:
         self.graph, self.views, self.device = graph, views, device
 
-    def layer_step(self, node: Node, made: Plan, packed: Callable[[], Array]) -> Step:
+    def layer_step(self, node: Node, made: Plan, kernel: Kernel, packed: Callable[[], Array]) -> Step:
         """What runs a convolution or a fully connected layer by its plan, with packed filters if they are wanted."""
         by, constant = str(made.candidate), node.inputs[1] in self.graph.constants
-        found = (self.views.pitch(name) for name in (node.inputs[0], node.name))
-        layer = pitched(made.layer, *(None if pitch is None else pitch // made.layer.itemsize for pitch in found))
-        kernel = made.kernel if layer == made.layer else made.kernel_of(layer)
         if not isinstance(kernel, NativeKernel) or (kernel.packed_bytes and not constant):
             function = function_of(made, self.graph.constants.get(node.inputs[1]))
             return Step(node, by, function=named(node.name, function))
         return Step(node, by, calls_of(kernel, self._operands(node, made, kernel, packed)))
+
+    def build(self, node: Node, made: Plan) -> Build:
+        """What gives the kernel of a layer, which reads and writes where the node's arrays lie."""
+        found = (self.views.pitch(name) for name in (node.inputs[0], node.name))
+        pitch = (None if pitch is None else pitch // made.layer.itemsize for pitch in found)
+        return Build(made, pitched(made.layer, *pitch))
 
     def _operands(self, node: Node, made: Plan, kernel: Kernel, packed: Callable[[], Array]) -> tuple[Operand, ...]:
         """Of a layer's kernel: input, filters, output, bias, residual and scratch memory."""
