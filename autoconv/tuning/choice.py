@@ -136,7 +136,7 @@ def _by_estimates(request: Request, facts: dict[Candidate, Facts]) -> list[Candi
     offered = request.candidate_set
     unknown = [c for c in offered.runnable(request.limits) if c not in facts or facts[c].unreached]
     worth, ahead = [c for c in unknown if c not in offered.pruned] or unknown, foreseen(request)
-    return sorted(worth, key=lambda candidate: request.limits.cost(ahead[candidate]))
+    return sorted(worth, key=ahead.__getitem__)
 
 
 def _kept_estimates(request: Request) -> Kept:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
@@ -20,12 +20,16 @@ from autoconv.records.schema import Facts, Race, Record
 from autoconv.tuning.candidates import DISCREDITED, CandidateSet
 from autoconv.tuning.measurement import Progress
 
-_shared: ContextVar[dict[object, CandidateSet] | None] = ContextVar("_shared", default=None)
+T = TypeVar("T")
+_shared: ContextVar[dict[object, Any] | None] = ContextVar("_shared", default=None)
 
 
 @contextmanager
 def candidate_sets_shared() -> Iterator[None]:
-    """Within it, requests that differ in limits alone share the candidate set of a layer: it takes half a second."""
+    """Within it, requests that differ in limits alone share the candidate set of a layer: it takes half a second.
+
+    They also share what a layer on record teaches about others nearby.
+    """
     before = _shared.set({})
     try:
         yield
@@ -61,13 +65,18 @@ class Request:
     def candidate_set(self) -> CandidateSet:
         """Made only when the records do not suffice, or somebody wants an explanation."""
         what = self.layer, self.device, self.offered, self.limits.vendors
+        return self.shared("candidates", self.layer, lambda: CandidateSet(*what))
+
+    def shared(self, what: str, layer: ConvLayer, make: Callable[[], T]) -> T:
+        """What is made for a layer, be it another one: where that is asked for, once for requests of all limits."""
         shared = _shared.get()
         if shared is None or self.limits.vendors != frozenset():  # which are loaded, or installed, may change
-            return CandidateSet(*what)
-        key = *what, self.device.estimated_from, split_products.allowed()
+            return make()
+        key = what, layer, self.device, self.offered, self.cache, self.device.estimated_from, split_products.allowed()
         if key not in shared:
-            shared[key] = CandidateSet(*what)
-        return shared[key]
+            shared[key] = make()
+        found: T = shared[key]
+        return found
 
     def family(self, name: str) -> CandidateSet:
         """The candidates of one algorithm alone."""

@@ -36,16 +36,24 @@ class Lesson(NamedTuple):
 def lessons(request: Request) -> Iterator[Lesson]:
     """What the nearest layers on record took, which counts less the farther they are."""
     for distance, layer in _nearest(request):
-        there = replace(request, layer=layer)
-        for candidate, facts in _recorded(request, layer).items():
-            algorithm = request.algorithms[candidate.algorithm]
-            if algorithm.vendor is None and facts.timed and credible(there, candidate, facts):
-                predicted = expected(algorithm, layer, request.device, candidate)
-                yield Lesson(candidate, predicted, facts, WEIGHT * math.exp(-distance / 4))
+        weight = WEIGHT * math.exp(-distance / 4)
+        for lesson in request.shared("lessons", layer, functools.partial(_lessons, request, layer)):
+            yield lesson._replace(weight=weight)
 
 
-def foreseen(request: Request) -> dict[Candidate, Facts]:
-    """What is expected of a request's candidates, corrected by what the nearest layers on record took.
+def _lessons(request: Request, layer: ConvLayer) -> list[Lesson]:
+    """What another layer on record took."""
+    there, found = replace(request, layer=layer), []
+    for candidate, facts in _recorded(request, layer).items():
+        algorithm = request.algorithms[candidate.algorithm]
+        if algorithm.vendor is None and facts.timed and credible(there, candidate, facts):
+            predicted = expected(algorithm, layer, request.device, candidate)
+            found.append(Lesson(candidate, predicted, facts, 1.0))
+    return found
+
+
+def foreseen(request: Request) -> dict[Candidate, float]:
+    """What a request's candidates are expected to cost, corrected by what the nearest layers on record took.
 
     Parameters
     ----------
@@ -53,15 +61,13 @@ def foreseen(request: Request) -> dict[Candidate, Facts]:
 
     Returns
     -------
-    dict of Candidate to Facts
-        Of those that can run; as their algorithms expect where nothing is on record nearby.
+    dict of Candidate to float
+        Seconds, of those that can run; as their algorithms expect where nothing is on record nearby.
     """
-    every = request.candidate_set.expected
-    costs = Costs(every)
+    costs = Costs(request.candidate_set.expected)
     for lesson in lessons(request):
         costs.learn(*lesson)
-    run, pack = costs.run.predictions(), costs.pack.predictions()
-    return {c: replace(facts, time=run[c], pack=pack[c]) for c, facts in every.items()}
+    return costs.of(request.limits)
 
 
 def sources(request: Request) -> list[str]:
