@@ -16,7 +16,7 @@ from autoconv.networks.operators import activations
 from autoconv.networks.operators.base import Operator, TensorType
 from autoconv.networks.operators.convolution import Conv, ConvTranspose
 from autoconv.networks.operators.elementwise import NARROW, Elementwise
-from autoconv.networks.operators.pooling import Pool
+from autoconv.networks.operators.pooling import Pool, Reduce
 from autoconv.networks.operators.sampling import Sampler
 from autoconv.networks.operators.shapes import Concat, Pad, Reshape, Resize, Slice, Transpose
 from autoconv.networks.reference import constant_of
@@ -213,12 +213,33 @@ class Translation:
     def pool_volumes(self, x: str, frames: Pool, images: Pool) -> str:
         """Windows of (N, C, D, H, W): first of the pixels of each frame, and then of frames, as rows of an image."""
         N, C, D, H, W = self.shape_of(x)
-        y = self.reshape(self.add(FRAMES, x), (N * D, C, H, W))
-        y = self.add(images, y) if images.window != (1, 1) or images.stride != (1, 1) else y
-        P, Q = self.shape_of(y)[2:]
-        y = self.reshape(y, (N, 1, D, C * P * Q))
-        y = self.add(frames, y) if frames.window != (1, 1) or frames.stride != (1, 1) else y
-        return self.add(FRAMES, self.reshape(y, (N, self.shape_of(y)[2], C, P, Q)))
+        y = self.add(FRAMES, x)
+        if images.window != (1, 1) or images.stride != (1, 1):
+            y = self.add(images, self.reshape(y, (N * D, C, H, W)))
+            y = self.reshape(y, (N, D, *self.shape_of(y)[1:]))
+        if frames.window != (1, 1) or frames.stride != (1, 1):
+            y = self._pool_frames(y, frames)
+        return self.add(FRAMES, y)
+
+    def _pool_frames(self, x: str, pool: Pool) -> str:
+        """Windows along the second axis: a function of single elements of arrays that begin at different frames."""
+        shape = self.shape_of(x)
+        counts = pool.counts((1, 1, shape[1], 1))
+        if len(counts) == 1 and pool.window[0] == shape[1]:
+            return self.add(Reduce(pool.reduction, (1,)), x)
+        (before, after), step = pool.padding[0], pool.stride[0]
+        dtype = np.dtype(self.graph.types[x].dtype)
+        least = np.iinfo(dtype).min if dtype.kind in "iu" else -math.inf
+        pads = [(0, n, 0, 0, 0) for n in (before, after + pool.overhang[0])]
+        x = self.pad(x, *pads, value=least if pool.reduction == "max" else 0.0) if any(map(any, pads)) else x
+        starts = (tap * pool.dilation[0] for tap in range(pool.window[0]))
+        y, *taps = (self.slice_axis(x, 1, start, len(counts), step) for start in starts)
+        for tap in taps:
+            y = self.apply(("max" if pool.reduction == "max" else "add", 0, 1), y, tap)
+        if pool.reduction == "max":
+            return y
+        shares = (1 / counts).astype(dtype).reshape(-1, 1, 1, 1)
+        return self.apply(("mul", 0, 1), y, self.add_constant(shares))
 
     def resize(self, name: str, sampler: Sampler, sizes: Sequence[int], scales: Sequence[float]) -> str:
         """An array of other extents, axis after axis."""

@@ -146,6 +146,17 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "upsample nearest, exact, doubled": (lambda: nn.Upsample(scale_factor=2, mode="nearest-exact"), IMAGES),
     "conv2d circular": (lambda: nn.Conv2d(4, 6, 3, padding=2, padding_mode="circular"), IMAGES),
     "adaptive max, of ours": (lambda: nn.AdaptiveMaxPool2d((7, 3)), IMAGES),
+    **{
+        f"places overwritten, {name}": (lambda function=function: Applied(function), IMAGES)
+        for name, function in {
+            "at an end": lambda x: torch.slice_scatter(x, x[:, 1:3] * 2, 1, 0, 2),
+            "in the middle": lambda x: torch.slice_scatter(x, x[:, :, 2:4] * 2, 2, -4, 5),
+            "every other": lambda x: torch.slice_scatter(x, x[..., :3] * 2, 3, 1, 9, 2),
+            "all": lambda x: torch.slice_scatter(x, x * 2, 1),
+            "none": lambda x: torch.slice_scatter(x, x[:, :0], 1, 2, 2).relu(),
+            "one": lambda x: torch.select_scatter(x, x[:, :, 1] * 2, 2, -1),
+        }.items()
+    },
     "flipped": (lambda: Applied(lambda x: x.flip(1, -1)), IMAGES),
     "rolled": (lambda: Applied(lambda x: x.roll((2, -1), (3, 2))), IMAGES),
     "several times": (lambda: Applied(lambda x: x.repeat(2, 1, 3, 1, 2)), IMAGES),

@@ -115,6 +115,34 @@ def _copy(call: Call) -> str:
     return _expanded(call, x, target.shape)
 
 
+def _slice_scatter(call: Call) -> str:
+    """An array of which some places of an axis are those of another."""
+    x, axis = call.value("self"), call.axis("dim", len(call.shape("self")))
+    places = range(*slice(call["start"], call["end"], call["step"]).indices(call.shape_of(x)[axis]))
+    return _replaced(call, x, call.value("src"), axis, places)
+
+
+def _select_scatter(call: Call) -> str:
+    """The same of a single place, whose axis the other array lacks."""
+    x, axis = call.value("self"), call.axis("dim", len(call.shape("self")))
+    shape = list(call.shape_of(x))
+    index = call["index"] % shape[axis]
+    shape[axis] = 1
+    return _replaced(call, x, call.reshape(call.value("src"), shape), axis, range(index, index + 1))
+
+
+def _replaced(call: Call, x: str, part: str, axis: int, places: range) -> str:
+    extent = call.shape_of(x)[axis]
+    if not places or len(places) == extent:
+        return part if places else x
+    if places.step == 1:
+        ends = ((0, places[0]), (places[-1] + 1, extent - places[-1] - 1))
+        first, last = ([call.slice_axis(x, axis, start, count)] if count else [] for start, count in ends)
+        return call.add(Concat(axis), *first, part, *last)
+    found = [extent + places.index(place) if place in places else place for place in range(extent)]
+    return call.taken(call.add(Concat(axis), x, part), axis, found)
+
+
 def _repeat(call: Call) -> str:
     x, repeats = call.value("self"), call["repeats"]
     shape = call.shape_of(x)
@@ -210,6 +238,8 @@ LOWERINGS: dict[str, Lowering] = {
     "aten::unbind.int": _unbind,
     "aten::expand": _expand,
     "aten::copy": _copy,
+    "aten::slice_scatter": _slice_scatter,
+    "aten::select_scatter": _select_scatter,
     "aten::repeat": _repeat,
     "aten::flip": _flip,
     "aten::index_select": _index_select,
