@@ -230,8 +230,9 @@ class Translation:
         (before, after), step = pool.padding[0], pool.stride[0]
         dtype = np.dtype(self.graph.types[x].dtype)
         least = np.iinfo(dtype).min if dtype.kind in "iu" else -math.inf
-        pads = [(0, n, 0, 0, 0) for n in (before, after + pool.overhang[0])]
-        x = self.pad(x, *pads, value=least if pool.reduction == "max" else 0.0) if any(map(any, pads)) else x
+        after += pool.overhang[0]
+        if before or after:
+            x = self.pad(x, (0, before, 0, 0, 0), (0, after, 0, 0, 0), value=least if pool.reduction == "max" else 0.0)
         starts = (tap * pool.dilation[0] for tap in range(pool.window[0]))
         y, *taps = (self.slice_axis(x, 1, start, len(counts), step) for start in starts)
         for tap in taps:
