@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,9 @@ def test_others_compile_from_the_end_and_are_ended(monkeypatch: pytest.MonkeyPat
     assert message["builds"][0][1:3] == (16 * 9 * 9, 9 * 9 * 64)
     assert [kernel.workspace_bytes for kernel in found] == [build().workspace_bytes for build in made]
     started.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/usr/bin/editor")  # which has Python built in
+        built(made, device, worth=0.0)
     built(made, device, worth=1e9)
     built(made, CPU(1, device.instruction_set), worth=0.0)  # it has one processor
     assert started == []

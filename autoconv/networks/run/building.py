@@ -7,8 +7,10 @@ folder of compiled kernels.
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from autoconv import registry
@@ -23,7 +25,8 @@ from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 from autoconv.tuning.process import DeviceProcess, Message, serve
 
-WORTH = 2.0  # seconds for which all that is left would take this process alone: another takes half of one to start
+WORTH = 2.0  # seconds that all that is left would take this process alone: another takes half of one to start
+MOST = 8  # other processes, each of which takes a tenth of a gigabyte
 
 
 class Build(NamedTuple):
@@ -44,8 +47,8 @@ class Build(NamedTuple):
 def built(builds: Sequence[Build], device: Device, worth: float = WORTH) -> list[Kernel]:
     """The kernels, in order.
 
-    On a CPU as many processes as it has threads compile, as soon as what is left is seen to take long. Others begin at
-    the end: where they and this one meet, a kernel may be compiled twice.
+    On a CPU as many processes as it has threads, up to `MOST` beside this one, compile as soon as what is left is seen
+    to take long. Others begin at the end: where they and this one meet, a kernel may be compiled twice.
 
     Parameters
     ----------
@@ -59,7 +62,7 @@ def built(builds: Sequence[Build], device: Device, worth: float = WORTH) -> list
     list of Kernel
     """
     begun, helpers, kernels = time.perf_counter(), list[DeviceProcess](), list[Kernel]()
-    most = device.threads - 1 if isinstance(device, CPU) else 0
+    most = min(device.threads - 1, MOST) if isinstance(device, CPU) and _is_python(sys.executable) else 0
     try:
         for done, build in enumerate(builds):
             left = len(builds) - done
@@ -70,6 +73,12 @@ def built(builds: Sequence[Build], device: Device, worth: float = WORTH) -> list
         for helper in helpers:
             helper.close()
     return kernels
+
+
+def _is_python(executable: str | None) -> bool:
+    """Whether a program is an interpreter: one that has Python built in would start once more as what it is."""
+    name = Path(executable or "").stem.lower()
+    return name.startswith(("python", "pypy")) and not getattr(sys, "frozen", False)
 
 
 def _helpers(device: Device, builds: Sequence[Build], most: int) -> list[DeviceProcess]:
