@@ -211,7 +211,7 @@ class Translation:
         return self.add(FRAMES, self.reshape(y, (N, count, *self.shape_of(y)[1:])))
 
     def pool_volumes(self, x: str, frames: Pool, images: Pool) -> str:
-        """Windows of (N, C, D, H, W): first of the pixels of each frame, and then of frames, as rows of an image."""
+        """Windows of (N, C, D, H, W): of the pixels of each frame, and then of frames, as the rows of another pool."""
         N, C, D, H, W = self.shape_of(x)
         y = self.add(FRAMES, x)
         if images.window != (1, 1) or images.stride != (1, 1):
@@ -225,9 +225,9 @@ class Translation:
         """Windows along the second axis: a function of single elements of arrays that begin at different frames."""
         shape = self.shape_of(x)
         counts = pool.counts((1, 1, shape[1], 1))
-        if len(counts) == 1 and pool.window[0] == shape[1]:
-            return self.add(Reduce(pool.reduction, (1,)), x)
         (before, after), step = pool.padding[0], pool.stride[0]
+        if pool.window[0] == shape[1] and not before and len(counts) == 1:
+            return self.add(Reduce(pool.reduction, (1,)), x)
         dtype = np.dtype(self.graph.types[x].dtype)
         least = np.iinfo(dtype).min if dtype.kind in "iu" else -math.inf
         after += pool.overhang[0]

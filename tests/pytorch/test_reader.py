@@ -71,6 +71,8 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
         VOLUMES),
     "max pool 3d": (
         lambda: nn.MaxPool3d((3, 2, 3), (2, 1, 2), padding=(1, 0, 1), dilation=(2, 1, 1), ceil_mode=True), VOLUMES),
+    "max pool 3d of all frames": (lambda: nn.MaxPool3d((6, 2, 2)), VOLUMES),
+    "average pool 3d of padding and all but a frame": (lambda: nn.AvgPool3d((6, 1, 1), 8, padding=(1, 0, 0)), VOLUMES),
     "average pool 3d": (lambda: nn.AvgPool3d(3, 2, padding=1, ceil_mode=True), VOLUMES),
     "average pool 3d without padding": (
         lambda: nn.AvgPool3d((2, 1, 3), 2, padding=(1, 0, 1), ceil_mode=True, count_include_pad=False), VOLUMES),
