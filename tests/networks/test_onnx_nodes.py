@@ -21,8 +21,8 @@ from autoconv.networks.reference import evaluate  # noqa: E402
 
 MODULES = (
     "abs", "add", "averagepool", "batch_normalization", "celu", "clip", "concat", "constant", "constantofshape",
-    "conv", "convtranspose", "depthtospace", "div", "dropout", "elu", "erf", "exp", "expand", "flatten", "gelu",
-    "gemm", "globalaveragepool", "globalmaxpool", "groupnormalization", "hardsigmoid", "hardswish", "identity",
+    "conv", "convtranspose", "depthtospace", "div", "dropout", "einsum", "elu", "erf", "exp", "expand", "flatten",
+    "gelu", "gemm", "globalaveragepool", "globalmaxpool", "groupnormalization", "hardsigmoid", "hardswish", "identity",
     "instance_normalization", "layernormalization", "leakyrelu", "log", "logsoftmax", "lrn", "matmul", "max",
     "maxpool", "mean", "meanvariancenormalization", "min", "mish", "mul", "neg", "pad", "pow", "prelu", "reciprocal",
     "reduce_log_sum", "reduce_log_sum_exp", "reducel1", "reducel2", "reducemax", "reducemean", "reducemin",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 
 from autoconv.common.epilogue.expressions import Expression
 from autoconv.networks.onnx_reader.call import Call, Lowering
 from autoconv.networks.operators import activations
 from autoconv.networks.operators.convolution import MatMul
 from autoconv.networks.operators.elementwise import FLOATS
+from autoconv.networks.operators.pooling import Reduce
 from autoconv.networks.operators.shapes import Transpose
 
 
@@ -147,9 +149,64 @@ def _matmul(call: Call) -> str:
     return call.reshape(y, shape)
 
 
+def _einsum(call: Call) -> str | None:
+    """Products of two arrays at a time, as one of matrices; sums of what no other and not the output has come first."""
+    equation = call.required("equation").replace(" ", "")
+    sides, arrow, output = equation.partition("->")
+    terms, values = sides.split(","), [call.value(n) for n in range(len(call.inputs))]
+    output = output if arrow else "".join(sorted(x for x in {*sides} - {","} if sides.count(x) == 1))
+    plain = all(not term or (term.isalpha() and len({*term}) == len(term)) for term in (*terms, output))
+    if not plain or any(call.graph.types[value].dtype not in FLOATS for value in values):
+        return None  # diagonals, dimensions without a letter, integers
+    extents: dict[str, int] = {}
+    for term, shape in zip(terms, map(call.shape_of, values), strict=True):
+        given = dict(zip(term, shape, strict=False))
+        if len(term) != len(shape) or given != {letter: extents.get(letter, n) for letter, n in given.items()}:
+            call.fail(f"equation={equation!r}: expected a letter for each dimension, got {shape} for {term!r}")
+        extents |= given
+    if not {*output} <= extents.keys():
+        call.fail(f"equation={equation!r}: expected letters of the inputs behind the arrow")
+    (y, term), *others = zip(values, terms, strict=True)
+    for n, other in enumerate(others, 2):
+        y, term = _product(call, (y, term), other, {*output, *"".join(terms[n:])})
+    return _reordered(call, *_summed(call, y, term, {*output}), output)
+
+
+def _product(call: Call, one: tuple[str, str], two: tuple[str, str], kept: set[str]) -> tuple[str, str]:
+    """The sum of products of two arrays, each with the letters of its dimensions, over letters that are not kept."""
+    (a, ours), (b, its) = (
+        _summed(call, *one, kept | {*two[1]}),
+        _summed(call, *two, kept | {*one[1]}),
+    )
+    extents = dict(zip(ours + its, call.shape_of(a) + call.shape_of(b), strict=True))
+    batch, inner = ("".join(x for x in ours if x in its and (x in kept) == wanted) for wanted in (True, False))
+    left, right = "".join(x for x in ours if x not in its), "".join(x for x in its if x not in ours)
+    groups, rows, depth, columns = (math.prod(extents[x] for x in letters) for letters in (batch, left, inner, right))
+    first, second = _reordered(call, a, ours, batch + left + inner), _reordered(call, b, its, batch + inner + right)
+    many = (groups,) if batch else ()
+    product = MatMul(), call.reshape(first, (*many, rows, depth)), call.reshape(second, (*many, depth, columns))
+    term = batch + left + right
+    return call.reshape(call.add(*product), [extents[x] for x in term]), term
+
+
+def _summed(call: Call, x: str, term: str, kept: set[str]) -> tuple[str, str]:
+    """An array without the dimensions whose letters are not kept, and its letters then."""
+    axes = tuple(n for n, letter in enumerate(term) if letter not in kept)
+    left = "".join(letter for letter in term if letter in kept)
+    if not axes:
+        return x, term
+    shape = [extent for n, extent in enumerate(call.shape_of(x)) if n not in axes]
+    return call.reshape(call.add(Reduce("sum", axes), x), shape), left
+
+
+def _reordered(call: Call, x: str, term: str, wanted: str) -> str:
+    return x if term == wanted else call.add(Transpose(tuple(term.index(letter) for letter in wanted)), x)
+
+
 LOWERINGS: dict[str, Lowering] = {
     "Celu": _celu,
     "Clip": _clip,
+    "Einsum": _einsum,
     "Elu": _elu,
     "Gelu": _gelu,
     "Gemm": _gemm,
