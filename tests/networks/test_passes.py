@@ -18,7 +18,7 @@ from autoconv.cpu.operators import INPUTS
 from autoconv.cuda.operators import elementwise as on_a_gpu
 from autoconv.networks.graph import Graph
 from autoconv.networks.onnx_reader import translated
-from autoconv.networks.operators import Conv, ConvTranspose, Elementwise, MatMul, TensorType
+from autoconv.networks.operators import Concat, Conv, ConvTranspose, Elementwise, MatMul, Reshape, TensorType
 from autoconv.networks.passes import PASSES, fusion, optimized
 from autoconv.networks.passes.epilogue import activation_of
 from autoconv.networks.reference import evaluate
@@ -190,6 +190,15 @@ def test_the_answer_is_the_same(case: str) -> None:
     assert graph.nodes == kept
     assert [n.operator.kind for n in found.nodes.values()] == kinds
     agree(graph, found, 1e-6)
+
+
+def test_arrays_without_elements_stay_where_they_are() -> None:
+    graph = Graph("empty")
+    shapes = {"x": (0, 3), "z": (0, 5)}
+    x, z = (graph.add_input(name, TensorType(shape)) for name, shape in shapes.items())
+    parts = graph.add("t", Reshape((0, 2)), x), graph.add("u", Reshape((0, 4)), z)
+    graph.outputs["y"] = graph.add("y", Concat(1), *parts)
+    assert optimized(graph).nodes == graph.nodes
 
 
 def test_nodes_are_fused_up_to_the_inputs_that_kernels_take() -> None:

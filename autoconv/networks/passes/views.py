@@ -43,8 +43,10 @@ def _join(graph: Graph, node: Node) -> None:
 
 def _moved(graph: Graph, node: Node) -> tuple[View, Operator, list[str]] | None:
     """The view, what is computed before it, and of which arrays; None where nothing is to be moved."""
-    if not isinstance(node.operator, Elementwise | Concat) or 0 in graph.types[node.name].shape:
+    if not isinstance(node.operator, Elementwise | Concat):
         return None
+    if any(0 in graph.types[name].shape for name in (*node.inputs, node.name)):
+        return None  # without elements there is no telling which axes became which
     makers = [graph.nodes.get(name) for name in node.inputs if name not in graph.constants]
     views = [maker for maker in makers if maker is not None and isinstance(maker.operator, View)]
     if not views or len(views) < len(makers) or not all(_moved_alone(graph, view, node) for view in views):
