@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from autoconv.cpu.common.correlation import pitched
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
-from autoconv.networks.run import building
 from autoconv.networks.run.building import Build, built
 from autoconv.tuning.planner import plan
 from autoconv.tuning.process import DeviceProcess
@@ -64,19 +62,19 @@ def test_others_compile_from_the_end_and_are_ended(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_another_process_compiled_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, made, answers = two_threads(), builds(two_threads()), list[dict[str, Any]]()
-    texts = [(*made[0].text[:3], "direct[TK=3]"), *(build.text for build in made)]
-    message = json.loads(json.dumps({"machine": device.machine.text, "builds": texts}))
-    building._build(device, message, answers.append)
-    assert answers == [{"built": len(made) + 1}]  # of which one could not be
+    device, made = two_threads(), builds(two_threads())
+    texts = [(*made[0].text[:3], "direct[TK=3]"), *(build.text for build in made)]  # of which the first cannot be
+    helper = DeviceProcess(device, "autoconv.networks.run.building")
+    helper.send({"machine": device.machine.text, "builds": texts})
+    assert helper.receive(60) == {"built": len(texts)}
+    helper.close()
     files = sorted(machine_code.folder().iterdir())
-    monkeypatch.setattr(compiler, "_programs", {})
 
     def refuse(*args: object) -> None:
         raise AssertionError("compiled")
 
     monkeypatch.setattr(compiler, "_compiled", refuse)
-    built(made, device)
+    assert len(built(made, device)) == len(made)
     assert sorted(machine_code.folder().iterdir()) == files
 
 

@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 def sink_views(graph: Graph) -> None:
-    """What is computed of arrays that were all reshaped, or transposed, in the same way is computed before that.
+    """Transpose sinking, of reshapes too: what is computed of arrays that were all seen alike is computed before that.
 
     Nothing is transposed more often than before: of an array that others need transposed, too, nothing is moved.
     """
