@@ -25,7 +25,7 @@ _shared: ContextVar[dict[object, Any] | None] = ContextVar("_shared", default=No
 
 
 @contextmanager
-def candidate_sets_shared() -> Iterator[None]:
+def shared_across_limits() -> Iterator[None]:
     """Within it, requests that differ in limits alone share the candidate set of a layer: it takes half a second.
 
     They also share what a layer on record teaches about others nearby.

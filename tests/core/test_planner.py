@@ -235,7 +235,7 @@ def test_limits_share_a_list_of_candidates_where_they_are_told_to_and_not_what_t
             fresh(layer, "heuristic", cache=cache, vendors=False, **limits)  # another test may load one
         return len(made)
 
-    with lookup.candidate_sets_shared():
+    with lookup.shared_across_limits():
         assert listed(LAYER) == 2, "the exact ones are others"
     assert listed(LAYER.replace(N=LAYER.N + 1)) == 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable
@@ -25,6 +26,7 @@ from autoconv.records.schema import Facts
 from autoconv.tuning import lookup, racing
 from autoconv.tuning.candidates import CandidateSet
 from autoconv.tuning.planner import plan
+from autoconv.tuning.search import nearby
 from autoconv.tuning.search.search import MOST, Search
 from autoconv.tuning.search.surrogate import Surrogate
 
@@ -221,6 +223,7 @@ class GridCPU(CPU):
 
 
 @registry.algorithms.register
+@functools.cache  # a device has the same algorithms each time
 def _(device: GridCPU) -> tuple[Algorithm[Any], ...]:
     return NumpyDirect(), Grid(device.version)
 
@@ -317,6 +320,27 @@ def test_what_nearby_layers_have_taught_is_expected(cache: TuningCache) -> None:
     assert made.ranking[0] == str(made.candidate)
     assert fresh(cache, "heuristic", layer=near).candidate == made.candidate
     assert fresh(cache, "heuristic", layer=unlike).candidate == unaware
+
+
+def test_what_a_nearby_layer_teaches_is_found_once_for_all_limits_until_it_is_timed_again(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, found = list[ConvLayer](), nearby._lessons
+    monkeypatch.setattr(nearby, "_lessons", lambda request, layer: asked.append(layer) or found(request, layer))
+    fresh(cache)
+
+    def listed(**options: Any) -> list[ConvLayer]:
+        asked.clear()
+        for limit in (None, 1 << 20):
+            fresh(cache, "heuristic", layer=LAYER.replace(W=7), vendors=False, workspace_limit=limit, **options)
+        return asked
+
+    with lookup.shared_across_limits():
+        assert listed() == [LAYER]
+        assert listed(deterministic=True) == []
+        fresh(cache, again=True)
+        assert listed() == [LAYER]
+    assert listed(allow_tf32=True) == [LAYER] * 2
 
 
 def test_hybrid_times_what_won_on_a_nearby_layer_and_no_more_when_others_come(cache: TuningCache) -> None:

@@ -37,7 +37,7 @@ from autoconv.networks.passes.layouts import laid_out
 from autoconv.plans import Plan
 from autoconv.tuning.candidates import UNUSUAL
 from autoconv.tuning.choice import MODES, TIMING
-from autoconv.tuning.lookup import candidate_sets_shared
+from autoconv.tuning.lookup import shared_across_limits
 from autoconv.tuning.planner import plan
 
 STEPS = 10  # of the bisection, which then knows the price to a part in 250
@@ -74,7 +74,7 @@ class Chosen(NamedTuple):
     error: float
 
 
-@candidate_sets_shared()
+@shared_across_limits()
 def chosen_within(graph: Graph, device: Device, options: NetworkOptions, mode: str) -> PricedLayouts:
     """The layouts, and the prices of error, at which a network takes the least time within its tolerance.
 

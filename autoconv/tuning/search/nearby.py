@@ -36,8 +36,8 @@ class Lesson(NamedTuple):
 def lessons(request: Request) -> Iterator[Lesson]:
     """What the nearest layers on record took, which counts less the farther they are."""
     for distance, layer in _nearest(request):
-        weight = WEIGHT * math.exp(-distance / 4)
-        for lesson in request.shared("lessons", layer, functools.partial(_lessons, request, layer)):
+        what, weight = f"lessons of {_last_race(request, layer)}", WEIGHT * math.exp(-distance / 4)
+        for lesson in request.shared(what, layer, functools.partial(_lessons, request, layer)):
             yield lesson._replace(weight=weight)
 
 
@@ -72,11 +72,14 @@ def foreseen(request: Request) -> dict[Candidate, float]:
 
 def sources(request: Request) -> list[str]:
     """What `foreseen` learns from: the nearest layers on record, each with its last race."""
-    found = []
-    for _, layer in _nearest(request):
-        record = request.cache.load(layer.key(), request.device.key)
-        found += [f"{layer.key()} {record.races[-1].id}"] if record is not None and record.races else []
-    return found
+    races = ((layer, _last_race(request, layer)) for _, layer in _nearest(request))
+    return [f"{layer.key()} {race}" for layer, race in races if race]
+
+
+def _last_race(request: Request, layer: ConvLayer) -> str:
+    """Which one a layer was in last; nothing where there is none on record."""
+    record = request.cache.load(layer.key(), request.device.key)
+    return record.races[-1].id if record is not None and record.races else ""
 
 
 def winners(request: Request) -> list[Candidate]:
